@@ -1,0 +1,27 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of the evaluation texts beside the checkout.
+
+    In CI its absence is a failure: a check on real text must not vanish silently.
+    """
+    folder = ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        if os.environ.get("CI"):
+            pytest.fail(f"{folder} is missing: the checks on real text cannot run")
+        pytest.skip(f"no evaluation texts at {folder}")
+    return folder
