@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from rankscope.models import LoadedModel
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -25,3 +29,11 @@ def shared_data() -> Path:
             pytest.fail(f"{folder} is missing: the checks on real text cannot run")
         pytest.skip(f"no evaluation texts at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> LoadedModel:
+    """The pretrained encoder of the extra `pretrained`, loaded once."""
+    from rankscope.models import load
+
+    return load("minilm")

@@ -1,0 +1,241 @@
+"""`Attention`: what one layer did with one batch of windows; P and P·V on demand.
+
+An `Attention` never holds padding. It holds query, key and value, which are small, and computes
+the n × n matrices when asked: for all heads (`weights`), or for one (`matrix`), so that a run need
+never keep more than the matrices at work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from rankscope.exceptions import CaptureError, UsageError
+
+Group = Literal["encoder", "decoder", "cross"]
+Special = Literal["keep", "drop", "renormalise"]
+
+ROW_SUM_TOLERANCE = 1e-5
+"""Largest distance of a row sum of P from 1 that float32 rounding explains."""
+
+
+def check_special(special: str) -> None:
+    """Refuse a treatment of special tokens that does not exist.
+
+    Raises
+    ------
+    UsageError
+        If `special` is not one of ``keep``, ``drop``, ``renormalise``.
+    """
+    if special not in get_args(Special):
+        raise UsageError(
+            f"unknown treatment of special tokens {special!r}",
+            f"one of {', '.join(get_args(Special))}",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """One layer's attention for a batch of windows of equal length, without padding.
+
+    P = softmax(scale · Q Kᵀ + bias), computed in float32 at least.
+
+    Attributes
+    ----------
+    query : (batch, head, n, d)
+    key : (batch, head, m, d)
+        Key heads that several query heads share are repeated; m = n but for cross-attention.
+    value : (batch, head, m, d_v)
+    scale : float
+        Factor of the scores, usually d^(-1/2).
+    bias : tensor broadcastable to (batch, head, n, m), or None
+        Additive: causal or local mask, relative position.
+    layer : int
+        Counted from 0, from the module's place in the model.
+    group : {"encoder", "decoder", "cross"}
+    causal : bool
+        Whether a token may only attend to itself and to earlier ones.
+    local : int or None
+        For a layer whose tokens attend to near neighbours only: how far to each side.
+    samples : tuple of int
+        Which of the captured windows the rows of the batch are.
+    tokens : (batch, n) int64
+        Token ids of the queries.
+    keep_rows, keep_columns : (n,) and (m,) bool, or None
+        Tokens that stay when special tokens are dropped; None where all stay.
+    special : {"keep", "drop", "renormalise"}
+        ``drop`` takes rows and columns of special tokens out of P, whose rows then sum to less than
+        1; ``renormalise`` takes them out before the softmax, so that rows sum to 1 again.
+
+    References
+    ----------
+    Vaswani et al. 2017, arXiv:1706.03762, equation 1.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    bias: torch.Tensor | None
+    layer: int
+    tokens: torch.Tensor
+    group: Group = "encoder"
+    causal: bool = False
+    local: int | None = None
+    samples: tuple[int, ...] = (0,)
+    keep_rows: torch.Tensor | None = None
+    keep_columns: torch.Tensor | None = None
+    special: Special = "keep"
+
+    @property
+    def n_heads(self) -> int:
+        """Number of query heads."""
+        return int(self.query.shape[1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of P, after special tokens are dropped."""
+        rows, columns = self.query.shape[2], self.key.shape[2]
+        if self.keep_rows is not None:
+            rows = int(self.keep_rows.sum())
+        if self.keep_columns is not None:
+            columns = int(self.keep_columns.sum())
+        return rows, columns
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """The attention matrices P of all heads.
+
+        Returns
+        -------
+        (batch, head, n, m) tensor, float32 or float64
+        """
+        return self._weights(slice(None), slice(None))
+
+    def matrix(self, row: int, head: int) -> torch.Tensor:
+        """The attention matrix P of one head, without touching the others.
+
+        Parameters
+        ----------
+        row : int
+            Place in the batch.
+        head : int
+
+        Returns
+        -------
+        (n, m) tensor, float32 or float64
+        """
+        return self._weights(slice(row, row + 1), slice(head, head + 1))[0, 0]
+
+    @property
+    def output(self) -> torch.Tensor:
+        """P·V of all heads, special tokens dropped as in P.
+
+        Returns
+        -------
+        (batch, head, n, d_v) tensor, float32 or float64
+        """
+        weights = self.weights
+        value = self.value
+        if self.keep_columns is not None:
+            value = value[:, :, self.keep_columns]
+        return weights @ value.to(weights.dtype)
+
+    def _weights(self, rows: slice, heads: slice) -> torch.Tensor:
+        # half precision would round away the tail of every row; scores are always float32 at least
+        dtype = torch.promote_types(self.query.dtype, torch.float32)
+        query, key = self.query[rows, heads].to(dtype), self.key[rows, heads].to(dtype)
+        bias = self._bias(rows, heads)
+        if self.keep_rows is not None:
+            query = query[:, :, self.keep_rows]
+            bias = None if bias is None else _select(bias, self.keep_rows, -2)
+        if self.keep_columns is not None and self.special == "renormalise":
+            key = key[:, :, self.keep_columns]
+            bias = None if bias is None else _select(bias, self.keep_columns, -1)
+        scores = query @ key.mT
+        scores *= self.scale
+        if bias is not None:
+            scores += bias.to(dtype)
+        weights = torch.softmax(scores, dim=-1)
+        if self.keep_columns is not None and self.special == "drop":
+            weights = weights[..., self.keep_columns]
+        return weights
+
+    def _bias(self, rows: slice, heads: slice) -> torch.Tensor | None:
+        bias = self.bias
+        if bias is None:
+            return None
+        bias = bias.expand(*([1] * (4 - bias.ndim)), *bias.shape)
+        if bias.shape[0] > 1:
+            bias = bias[rows]
+        if bias.shape[1] > 1:
+            bias = bias[:, heads]
+        return bias
+
+
+def check_matrix(matrix: torch.Tensor, attention: Attention, head: int) -> None:
+    """Refuse a P whose rows are no distributions, or that looks ahead in a causal model.
+
+    Matrices that are not finite pass: they are reported one by one with their spectra.
+
+    Parameters
+    ----------
+    matrix : (n, m) tensor
+        P of one head, as :meth:`Attention.matrix` gives it.
+    attention : Attention
+        Where it comes from.
+    head : int
+        For the message.
+
+    Raises
+    ------
+    CaptureError
+        If a row sum differs from 1 by more than 1e-5 (above 1 when special tokens were dropped),
+        or an entry above the diagonal of a causal matrix is not 0.
+    """
+    where = f"{attention.group} layer {attention.layer}, head {head}"
+    sums = matrix.sum(dim=-1)
+    excess = sums - 1.0
+    if attention.special != "drop":
+        excess = excess.abs()
+    worst = float(excess.max()) if excess.numel() else 0.0
+    if worst > ROW_SUM_TOLERANCE:
+        raise CaptureError(
+            f"a row of the attention of {where} sums to {1 + worst:.6g} instead of 1",
+            "dropout or a wrong mask reached the attention; report the model's family",
+        )
+    if attention.causal and bool((torch.triu(matrix, diagonal=1) > 0).any()):
+        raise CaptureError(
+            f"the causal attention of {where} looks ahead", "the captured mask is not the model's"
+        )
+
+
+def row_entropy(matrix: torch.Tensor) -> float:
+    """Mean over the rows of the entropy −Σ_j p_ij ln p_ij.
+
+    Parameters
+    ----------
+    matrix : (n, m) tensor
+        Rows are distributions; entries of 0 count 0.
+
+    Returns
+    -------
+    float
+        In nats, 0 … ln m; NaN for an empty or non-finite matrix.
+
+    Examples
+    --------
+    >>> import torch, math
+    >>> math.isclose(row_entropy(torch.full((4, 4), 0.25)), math.log(4), rel_tol=1e-6)
+    True
+    """
+    if matrix.numel() == 0:
+        return float("nan")
+    return -float(torch.xlogy(matrix, matrix).sum()) / matrix.shape[0]
+
+
+def _select(bias: torch.Tensor, keep: torch.Tensor, dim: int) -> torch.Tensor:
+    # an axis of length 1 is broadcast and has nothing to drop
+    return bias if bias.shape[dim] == 1 else bias.index_select(dim, keep.nonzero().squeeze(-1))
