@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rankscope import roads
-from rankscope.architecture import check_length, usable_length
 from rankscope.attention import Attention, Group, Special, check_special
 from rankscope.batches import Batch, Windows, batches_of
 from rankscope.exceptions import CaptureError, UsageError
-from rankscope.models import LoadedModel
+from rankscope.models import LoadedModel, check_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -174,12 +173,12 @@ def _stream(
         producer = threading.Thread(target=run, name="rankscope-forward", daemon=True)
         producer.start()
         try:
-            while (item := outlet.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                assert isinstance(item, Attention)
-                yield item
-                del item
+            # in a list, so that this frame does not keep a layer alive after its reader let go
+            while (item := [outlet.get()]) != [None]:
+                if isinstance(item[0], BaseException):
+                    raise item[0]
+                assert isinstance(item[0], Attention)
+                yield item.pop()  # type: ignore[misc]
         finally:
             stop.set()
             producer.join()
@@ -244,7 +243,7 @@ def _wanted(
 
 
 def _checked(batch: Batch, config: Any) -> Batch:
-    check_length(usable_length(config), batch.longest, f"this {config.model_type} model")
+    check_length(config, batch.longest)
     vocabulary = getattr(config, "vocab_size", None)
     low, high = batch.range_of_ids()
     if low < 0 or (vocabulary is not None and high >= vocabulary):

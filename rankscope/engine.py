@@ -236,7 +236,7 @@ class _Plan:
     def of(cls, model: LoadedModel, corpus: Corpus, recipe: Recipe) -> _Plan:
         from rankscope.models import check_length
 
-        check_length(model.info.max_tokens, recipe.length, model.info.name)
+        check_length(model.info, recipe.length)
         counts = expected_layers(model.model)
         group = recipe.group or next(iter(counts))
         if group not in counts:
@@ -451,3 +451,10 @@ def _attributes(
             | {"python": platform.python_version()}
         ),
     }
+
+
+def free_memory() -> int:
+    """Bytes that a run may take on this machine now: nine tenths of what is available."""
+    import psutil
+
+    return int(psutil.virtual_memory().available * 0.9)

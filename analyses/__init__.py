@@ -1,0 +1,1 @@
+"""One question a file: ``python -m analyses NAME`` answers it, into ``analyses/out/NAME.nc``."""

@@ -1,0 +1,217 @@
+"""From a configuration, with weights or without, to a transformers model in memory.
+
+The only place where weights are read or drawn, and where the report of what did not match is
+turned into a refusal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rankscope.architecture import quiet
+from rankscope.exceptions import IncompleteWeights, ModelError
+from rankscope.weights import Weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# What a base model may lack: these parts take no part in attention.
+_HEADS = frozenset({"pooler", "pooling_layer", "lm_head", "classifier", "cls", "qa_outputs"})
+_SHOWN = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A model with a checkpoint's weights, and the names that did not match.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        Base model.
+    missing : tuple of str
+        Weights that the file lacks or has in another shape, and that were drawn instead.
+    unexpected : tuple of str
+        Weights of the file that the model does not know.
+    """
+
+    model: PreTrainedModel
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+
+
+def torch_dtype(name: str) -> Any:
+    """torch's dtype of a name such as ``float32``."""
+    import torch
+
+    return getattr(torch, name)
+
+
+def parameter_dtype(model: PreTrainedModel) -> str:
+    """Type of a model's parameters; several are joined with ``+``, the most frequent first."""
+    counts = Counter(
+        str(parameter.dtype).removeprefix("torch.")
+        for parameter in model.parameters()
+        if parameter.is_floating_point()
+    )
+    return "+".join(name for name, _ in counts.most_common())
+
+
+def draw(
+    config: PreTrainedConfig, seed: int, *, dtype: str = "float32", name: str = "the model"
+) -> PreTrainedModel:
+    """Build the architecture with fresh weights by transformers' own initialisation.
+
+    Parameters
+    ----------
+    config : transformers.PreTrainedConfig
+        Configuration.
+    seed : int
+        Same seed, same weights, bit for bit, on the same torch build and kind of processor.
+        torch's own random state stays as it was.
+    dtype : str
+        Type of the parameters. They are drawn in float32 and then converted, so that a seed
+        gives the same ones in every type.
+    name : str
+        Model's name, for messages.
+
+    Returns
+    -------
+    transformers.PreTrainedModel
+        On the CPU.
+
+    Raises
+    ------
+    ModelError
+        If transformers cannot build it.
+    """
+    import torch
+    from transformers import AutoModel
+
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed, which would seed the CUDA devices too and not put them back.
+            torch.default_generator.manual_seed(seed)
+            model = AutoModel.from_config(config, dtype=torch.float32, **_without_pooling(config))
+    except Exception as error:
+        raise ModelError(
+            f"transformers cannot build {name}: {str(error).strip() or error!r}",
+            "check the values in its config.json",
+        ) from error
+    # Parameters only: rotary frequencies and the like stay in float32, as in a loaded model.
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(torch_dtype(dtype))
+    model.config.dtype = torch_dtype(dtype)
+    return model
+
+
+def read(
+    config: PreTrainedConfig,
+    weights: Weights,
+    *,
+    dtype: str = "float32",
+    seed: int = 0,
+    allow_missing: bool = False,
+    remedy: str = "",
+) -> Reading:
+    """Build the architecture with the weights of a checkpoint, and read the loading report.
+
+    Parameters
+    ----------
+    config : transformers.PreTrainedConfig
+        Configuration.
+    weights : Weights
+        Verified weights.
+    dtype : str
+        Type of the weights as loaded, whatever type they are stored in.
+    seed : int
+        Seed of the weights that are missing, if ``allow_missing``.
+    allow_missing : bool
+        Whether to go on with weights that are missing or of another shape.
+    remedy : str
+        What to do if transformers cannot read the file.
+
+    Returns
+    -------
+    Reading
+        Its model is on the CPU.
+
+    Raises
+    ------
+    IncompleteWeights
+        If any weight is missing that is not part of a pooler or head, or has another shape:
+        it would stay random, and the attention with it.
+    ModelError
+        If transformers cannot read the file.
+    """
+    import torch
+    from transformers import AutoModel
+
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            model, report = AutoModel.from_pretrained(
+                weights.entry.parent,
+                config=config,
+                dtype=torch_dtype(dtype),
+                output_loading_info=True,
+                # Otherwise the first mismatch raises, without the names of the others.
+                ignore_mismatched_sizes=True,
+                local_files_only=True,
+                use_safetensors=weights.kind == "safetensors",
+                **_without_pooling(config),
+            )
+    except Exception as error:
+        raise ModelError(
+            f"transformers cannot load {weights.entry} "
+            f"({weights.entry.stat().st_size} bytes): {str(error).strip() or error!r}",
+            remedy,
+        ) from error
+    missing = sorted(report["missing_keys"])
+    unexpected = sorted(report["unexpected_keys"])
+    mismatched = {
+        f"{name} (file {tuple(theirs)}, model {tuple(ours)})": name
+        for name, theirs, ours in sorted(report["mismatched_keys"])
+    }
+    needed = [name for name in missing if not _HEADS & set(name.split("."))]
+    if (needed or mismatched) and not allow_missing:
+        total = len(model.state_dict())
+        raise _incomplete(weights, needed, list(mismatched), unexpected, total)
+    return Reading(model, tuple(sorted({*missing, *mismatched.values()})), tuple(unexpected))
+
+
+def _without_pooling(config: PreTrainedConfig) -> dict[str, bool]:
+    """Leave the pooling layer out where the family allows it: no attention depends on it."""
+    import inspect
+
+    from transformers import MODEL_MAPPING
+
+    model_class = MODEL_MAPPING[type(config)]
+    model_class = model_class[0] if isinstance(model_class, tuple) else model_class
+    accepts = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
+    return {"add_pooling_layer": False} if accepts else {}
+
+
+def _incomplete(
+    weights: Weights, missing: list[str], mismatched: list[str], unexpected: list[str], total: int
+) -> IncompleteWeights:
+    """The refusal, with names and counts."""
+    parts = []
+    if missing:
+        parts.append(f"lacks {len(missing)} of the model's {total} weights: {_listed(missing)}")
+    if mismatched:
+        parts.append(f"has {len(mismatched)} of another shape: {_listed(mismatched)}")
+    if unexpected and missing:
+        parts.append(f"has {len(unexpected)} that the model does not know: {_listed(unexpected)}")
+    return IncompleteWeights(
+        f"{weights.entry} {'; it '.join(parts)}",
+        "these weights would stay random; use the checkpoint that belongs to the configuration, "
+        "mend the names, or allow missing weights to go on all the same",
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,108 @@
+"""One head of a stored run again: its matrix, computed anew from the recorded recipe."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.exceptions import StoreError, UsageError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True)
+class Head:
+    """One attention matrix and its spectrum.
+
+    Attributes
+    ----------
+    matrix : (n, n) float32 or float64
+    singular_values : (n,) float64
+        As stored with the run.
+    title : str
+        Model, corpus, window, layer and head.
+    """
+
+    matrix: NDArray[np.floating]
+    singular_values: NDArray[np.float64]
+    title: str
+
+
+def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
+    """Compute one head's P again; runs store spectra, not matrices.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        A run, which names its model, text and recipe in its attributes.
+    sample, layer, head : int
+        Coordinates of the head.
+
+    Returns
+    -------
+    Head
+
+    Raises
+    ------
+    UsageError
+        If the run has no such window, layer or head.
+    StoreError
+        If the dataset is no run, or model or text are no longer those of the run.
+    """
+    from rankscope.capture import capture
+    from rankscope.models import load
+    from rankscope.text import TextOptions, load_corpus, windows
+
+    if "recipe_json" not in dataset.attrs or "sample" not in dataset.dims:
+        raise StoreError("this file is no run", "give the result of `rankscope spectra`")
+    for name, wanted in (("sample", sample), ("layer", layer), ("head", head)):
+        there = dataset[name].to_numpy()
+        if wanted not in there:
+            raise UsageError(f"the run has no {name} {wanted}", f"{there[0]} … {there[-1]}")
+    settings = json.loads(dataset.attrs["recipe_json"])
+    recipe, stored = settings["recipe"], json.loads(dataset.attrs["model_json"])
+    corpus = load_corpus(
+        dataset.attrs["corpus_source"]
+        if settings["corpus"]["name"] not in ("builtin", "wikitext103", "imdb")
+        else settings["corpus"]["name"],
+        TextOptions(**settings["corpus"]["options"]),
+    )
+    _same("text", corpus.sha256, settings["corpus"]["sha256"])
+    model = load(stored["spec"], dtype=stored["dtype"], seed=stored["seed"] or 0)
+    _same("model's weights", model.info.weights_sha256, stored["weights_sha256"])
+    cut = windows(
+        corpus,
+        model.tokenizer,
+        length=recipe["length"],
+        count=recipe["windows"],
+        mode=recipe["mode"],
+        overlap=recipe["overlap"],
+    )
+    attention = next(
+        capture(
+            model,
+            [cut[sample]],
+            layers=[layer],
+            group=recipe["group"],
+            special=recipe["special"],
+        )
+    )
+    values = dataset["singular_value"].sel(sample=sample, layer=layer, head=head).to_numpy().ravel()
+    return Head(
+        matrix=attention.matrix(0, head).cpu().numpy(),
+        singular_values=values[: attention.shape[0]],
+        title=f"{model.info.name} on {corpus.name}, window {sample}, layer {layer}, head {head}",
+    )
+
+
+def _same(what: str, here: object, stored: object) -> None:
+    if here != stored:
+        raise StoreError(
+            f"the {what} is no longer that of the run (sha256 {here} here, {stored} there)",
+            "draw from a new run",
+        )
