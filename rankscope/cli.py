@@ -71,19 +71,24 @@ class Kind(StrEnum):
 
 
 Models = Annotated[
-    list[str], typer.Option("--model", "-m", help="Folder, hub id, minilm, random:NAME; repeatable.")
+    list[str],
+    typer.Option("--model", "-m", help="Folder, hub id, minilm or random:NAME; repeatable."),
 ]
 Model = Annotated[str, typer.Option("--model", "-m", help="Folder, hub id, minilm or random:NAME.")]
 CorpusHelp = "builtin, wikitext103, imdb, or a text file, JSONL file or folder"
-Corpora = Annotated[
-    list[str], typer.Option("--corpus", "-c", help=f"{CorpusHelp}; repeatable.")
-]
+Corpora = Annotated[list[str], typer.Option("--corpus", "-c", help=f"{CorpusHelp}; repeatable.")]
 OneCorpus = Annotated[str, typer.Option("--corpus", "-c", help=f"{CorpusHelp}.")]
-Length = Annotated[int, typer.Option("--length", "-n", help="Tokens of a window, specials included.")]
+Length = Annotated[
+    int, typer.Option("--length", "-n", help="Tokens of a window, specials included.")
+]
 Windows = Annotated[str, typer.Option("--windows", "-w", help="Number of windows, or 'all'.")]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="How the corpus is cut into windows.")]
-Overlap = Annotated[int, typer.Option("--overlap", help="Tokens that neighbours share (mode overlap).")]
-SpecialOption = Annotated[Special, typer.Option("--special", help="Rows and columns of special tokens.")]
+Overlap = Annotated[
+    int, typer.Option("--overlap", help="Tokens that neighbours share (mode overlap).")
+]
+SpecialOption = Annotated[
+    Special, typer.Option("--special", help="Rows and columns of special tokens.")
+]
 Layers = Annotated[
     str | None, typer.Option("--layers", help="Layers such as 0,3,8-11; all when left out.")
 ]
@@ -91,7 +96,9 @@ Group = Annotated[
     str | None, typer.Option("--group", help="encoder, decoder or cross, for models with several.")
 ]
 DriverOption = Annotated[Driver, typer.Option("--driver", help="Gram eigenvalues or LAPACK's SVD.")]
-Centred = Annotated[bool, typer.Option("--centred", help="Also the spectrum of P less its mean row.")]
+Centred = Annotated[
+    bool, typer.Option("--centred", help="Also the spectrum of P less its mean row.")
+]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, float64, float16 or bfloat16.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of random weights.")]
@@ -157,7 +164,7 @@ def figure1(
         names = list(dict.fromkeys(names))
     check_panels(len(set(model)), len(set(corpus)) * (2 if control else 1))
     loading = dict(dtype=dtype, device=_device(device), seed=seed, tokenizer=tokenizer)
-    _check_models(names, loading)
+    _check_models(names, loading, length)
     _check_folder(out)
     corpora = _load_corpora(corpus, text)
     runs = []
@@ -209,7 +216,7 @@ def spectra(
     recipe = _recipe(length, windows, mode, overlap, special, layers, group, driver, centred)
     text = _text_options(unit, headings, marks, breaks, field, split)
     loading = dict(dtype=dtype, device=_device(device), seed=seed, tokenizer=tokenizer)
-    _check_models([model], loading)
+    _check_models([model], loading, length)
     _check_folder(out.parent)
     corpora = _load_corpora([corpus], text)
     loaded = _load(model, loading, allow_missing)
@@ -347,9 +354,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def _text_options(
-    unit: str, headings: str, marks: str, breaks: str, field: str, split: str
-) -> Any:
+def _text_options(unit: str, headings: str, marks: str, breaks: str, field: str, split: str) -> Any:
     from rankscope.text import TextOptions
 
     return TextOptions(
@@ -365,11 +370,11 @@ def _device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _check_models(names: list[str], loading: dict[str, Any]) -> None:
-    from rankscope.models import check
+def _check_models(names: list[str], loading: dict[str, Any], length: int) -> None:
+    from rankscope.models import check, check_length
 
     for name in names:
-        check(name, **loading)
+        check_length(check(name, **loading), length)
 
 
 def _check_folder(folder: Path) -> None:
@@ -391,7 +396,9 @@ def _load_corpora(specs: list[str], options: Any) -> list[Corpus]:
     corpora = [load_corpus(spec, options) for spec in dict.fromkeys(specs)]
     names = [corpus.name for corpus in corpora]
     if doubled := {name for name in names if names.count(name) > 1}:
-        raise UsageError(f"two corpora have the name {', '.join(doubled)}", "rename one of the files")
+        raise UsageError(
+            f"two corpora have the name {', '.join(doubled)}", "rename one of the files"
+        )
     for corpus in corpora:
         for remark in corpus.notes:
             terminal.note(f"{corpus.name}: {remark}")
@@ -422,7 +429,7 @@ def _run(
     label = f"{model.info.name} on {corpus.name}"
     limit = engine.free_memory() if memory_limit is None else memory_limit * 2**20
     needed = engine.estimate(model, recipe, workers)
-    terminal.note(f"{label}: about {needed / 2**20:.0f} MiB beside the model")
+    terminal.note(f"{label}: about {max(1, needed >> 20)} MiB beside the model")
     try:
         with terminal.progress(label) as progress:
             return engine.run(

@@ -154,6 +154,7 @@ def run(
     """
     recipe = recipe or Recipe()
     target = Path(target)
+    pool = Workers(workers)
     plan = _Plan.of(model, corpus, recipe)
     if target.exists() and not overwrite and _holds(target, plan.settings_hash):
         return target
@@ -176,7 +177,7 @@ def run(
     finished = len(plan.windows) - len(todo)
     if progress is not None:
         progress(finished, len(plan.windows))
-    with Workers(workers) as pool:
+    with pool:
         for sample, fields in plan.compute(model, todo, pool):
             store.write(sample, fields)
             finished += 1

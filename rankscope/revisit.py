@@ -55,7 +55,7 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
         If the dataset is no run, or model or text are no longer those of the run.
     """
     from rankscope.capture import capture
-    from rankscope.models import load
+    from rankscope.models import HASH, load
     from rankscope.text import TextOptions, load_corpus, windows
 
     if "recipe_json" not in dataset.attrs or "sample" not in dataset.dims:
@@ -73,7 +73,14 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
         TextOptions(**settings["corpus"]["options"]),
     )
     _same("text", corpus.sha256, settings["corpus"]["sha256"])
-    model = load(stored["spec"], dtype=stored["dtype"], seed=stored["seed"] or 0)
+    hashed = str(stored["tokenizer"]).startswith(HASH)
+    model = load(
+        stored["spec"],
+        dtype=stored["dtype"],
+        seed=stored["seed"] or 0,
+        tokenizer=HASH if hashed else None,
+    )
+    _same("tokenizer", model.info.tokenizer, stored["tokenizer"])
     _same("model's weights", model.info.weights_sha256, stored["weights_sha256"])
     cut = windows(
         corpus,
@@ -103,6 +110,6 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
 def _same(what: str, here: object, stored: object) -> None:
     if here != stored:
         raise StoreError(
-            f"the {what} is no longer that of the run (sha256 {here} here, {stored} there)",
+            f"the {what} is no longer that of the run ({here} here, {stored} there)",
             "draw from a new run",
         )

@@ -265,9 +265,14 @@ def _kernel(
         # transformers counts the token itself
         local=None if sliding_window is None else int(sliding_window) - 1,
     )
-    output = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=None if bias is None else bias.to(query.dtype), scale=scale
-    )
+    if bool(torch.isfinite(query).all() and torch.isfinite(key).all()):
+        mask = None if bias is None else bias.to(query.dtype)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        output = attend(query, key, value, attn_mask=mask, scale=scale)
+    else:
+        # the fused kernel turns rows of NaN into zeros, and the fault would vanish
+        scores = query @ key.mT * scale
+        output = torch.softmax(scores if bias is None else scores + bias, dim=-1) @ value
     return output.transpose(1, 2).contiguous(), None
 
 

@@ -114,7 +114,7 @@ def test_loaded_file_can_be_overwritten_and_written_again(tmp_path: Path, suffix
 def test_text_types(tmp_path: Path, suffix: str, dtype: str) -> None:
     words: Any = np.array(F33_WORDS, dtype=np.dtypes.StringDType() if dtype[0] == "S" else object)
     if dtype == "pandas":
-        words = pd.array(F33_WORDS, dtype="str")
+        words = pd.array(F33_WORDS, dtype="string")
     elif dtype == "<U9":
         words = words.astype("<U9")
     written = xr.Dataset({"v": ("x", words)})
@@ -199,7 +199,8 @@ def test_f33_csv_is_tidy_quoted_and_exact(tmp_path: Path) -> None:
     assert lines[0].count('"') % 2 == 0
     assert '"random:roberta-base","NA",0,0,0,4,' in lines[5]
     assert ",NaN," in lines[5]
-    frame = pd.read_csv(path, skiprows=1, keep_default_na=False, na_values=["NaN"])
+    options: dict[str, Any] = {"keep_default_na": False, "float_precision": "round_trip"}
+    frame = pd.read_csv(path, skiprows=1, na_values=["NaN"], **options)
     assert len(frame) == 3 * 2 * 2 * 8
     assert frame["corpus"].unique().tolist() == ["NA"]
     exact = run_like()["singular_value"].values.ravel()

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from rankscope import layout, tables
 from rankscope import store as store_module
-from rankscope import tables
 from rankscope.exceptions import StoreError
 from rankscope.export import FORMATS, export, load
 from rankscope.schema import CENTRED, CURVE, MATRIX, VARIABLES
@@ -365,10 +365,12 @@ def test_finish_on_another_file_system_copies(
 def test_memory_does_not_grow_with_the_number_of_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
-    # tables are cut at every window, small as they are here
-    monkeypatch.setattr(tables, "_PIECE_ROWS", 1)
     n_index = 512 if suffix == "csv" else 8192
-    held_by_one = 3 * 6 * n_index * 8
+    # cut at every window, small as they are here
+    monkeypatch.setattr(tables, "_PIECE_ROWS", 6 * n_index)
+    monkeypatch.setattr(layout, "_PIECE_BYTES", 6 * n_index * 8)
+    # a table has 20 columns of text
+    held_by_one = (20 if suffix == "csv" else 3) * 6 * n_index * 8
 
     def peak(n_samples: int) -> int:
         run = schema(n_samples, n_index=n_index)
