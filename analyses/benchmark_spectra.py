@@ -112,8 +112,8 @@ def _matrices(text: Path, repeats: int) -> Figures:
 
 def _command(text: Path, folder: Path, windows: int, repeats: int) -> Figures:
     """The command from start to file, against the naive script; processes, wall time."""
-    from rankscope.export import load
     from rankscope.models import load as load_model
+    from rankscope.store.files import load
 
     model_folder = load_model("minilm").model.config.name_or_path
     naive = Path(__file__).with_name("_naive_spectra.py")

@@ -210,7 +210,7 @@ def spectra(
     ] = Path("spectra.nc"),
 ) -> None:
     """Singular values and both ratios of every window, layer and head, into one file."""
-    from rankscope.export import file_format
+    from rankscope.store.files import file_format
 
     file_format(out)
     recipe = _recipe(length, windows, mode, overlap, special, layers, group, driver, centred)
@@ -230,8 +230,8 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the target.")] = False,
 ) -> None:
     """Write a result in another format; it reads back identically."""
-    from rankscope.export import check_target, load
-    from rankscope.export import export as write
+    from rankscope.store.files import check_target, load
+    from rankscope.store.files import export as write
 
     with load(source, lazy=True) as dataset:
         check_target(target, attrs=dataset.attrs, overwrite=overwrite)
@@ -255,7 +255,7 @@ def plot(
 ) -> None:
     """Draw stored results: Figure 1, one head with its matrix, or the spectra of all heads."""
     from rankscope import plots
-    from rankscope.export import load
+    from rankscope.store.files import load
 
     plots.check_picture(out)
     _check_folder(out.parent)
@@ -279,8 +279,8 @@ def plot(
 @app.command()
 def models() -> None:
     """Models that are known by name, and the families whose attention can be captured."""
+    from rankscope.capture.roads import HOOKED, REFUSED
     from rankscope.models import known_models
-    from rankscope.roads import HOOKED, REFUSED
 
     terminal.model_table(known_models())
     terminal.out.print(
@@ -449,7 +449,7 @@ def _run(
 
 
 def _summaries(paths: list[Path]) -> list[xr.Dataset]:
-    from rankscope.export import load
+    from rankscope.store.files import load
     from rankscope.summary import combine, summarise
 
     parts = []

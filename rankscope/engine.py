@@ -17,15 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from rankscope import rank
-from rankscope.attention import Attention, check_matrix, check_special, row_entropy
 from rankscope.capture import capture
+from rankscope.capture.attention import Attention, check_matrix, check_special, row_entropy
+from rankscope.capture.roads import expected_layers, layer_reach
 from rankscope.exceptions import MemoryLimit, StoreError, UsageError
-from rankscope.export import check_target, load
 from rankscope.linalg import Spectrum, Workers, check_driver
-from rankscope.roads import expected_layers, layer_reach
-from rankscope.schema import RunSchema, canonical_json, settings_hash
 from rankscope.status import Status
 from rankscope.store import RunStore, working_path
+from rankscope.store.files import check_target, load
+from rankscope.store.schema import RunSchema, canonical_json, settings_hash
 from rankscope.text import windows as cut_windows
 
 if TYPE_CHECKING:

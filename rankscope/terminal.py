@@ -126,4 +126,3 @@ def model_table(models: Sequence[KnownModel]) -> None:
             model.what + ("" if model.available else f" ({model.how})"),
         )
     out.print(table)
-

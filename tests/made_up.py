@@ -8,8 +8,8 @@ import numpy as np
 import xarray as xr
 
 from rankscope import plots
-from rankscope.accumulate import CODES
 from rankscope.summary import summarise
+from rankscope.summary.accumulate import CODES
 
 
 def run_of(

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from rankscope.architecture import (
+from rankscope.exceptions import (
+    FileDamaged,
+    ModelError,
+    NotAModelFolder,
+    UnsupportedModel,
+)
+from rankscope.models.architecture import (
     POSITIONS_AFTER_PAD,
     SHAPES,
     build_config,
@@ -16,12 +22,6 @@ from rankscope.architecture import (
     read_config,
     shape,
     usable_length,
-)
-from rankscope.exceptions import (
-    FileDamaged,
-    ModelError,
-    NotAModelFolder,
-    UnsupportedModel,
 )
 
 TINY: dict[str, Any] = {

@@ -10,9 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rankscope import roads
-from rankscope.attention import Attention, check_matrix
-from rankscope.capture import capture
+from rankscope.capture import capture, roads
+from rankscope.capture.attention import Attention, check_matrix
 from rankscope.exceptions import CaptureError, UnsupportedModel, UsageError
 from rankscope.text import Window
 from tiny import tiny

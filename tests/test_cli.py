@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from rankscope import cli, exceptions
-from rankscope.export import load
 from rankscope.store import working_path
+from rankscope.store.files import load
 from tiny import tiny_config
 
 TEXT = "\n\n".join(f"Paragraph {i} says word{i % 13} and word{i % 7} again." for i in range(80))

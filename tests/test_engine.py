@@ -15,11 +15,11 @@ import xarray as xr
 from rankscope import engine
 from rankscope.engine import Recipe, run, spectra
 from rankscope.exceptions import MemoryLimit, StoreError, UsageError
-from rankscope.export import load
 from rankscope.models import LoadedModel
 from rankscope.models import load as load_model
 from rankscope.status import Status
 from rankscope.store import working_path
+from rankscope.store.files import load
 from rankscope.text import Corpus, TextOptions, load_corpus, windows
 from tiny import tiny_config
 from tolerances import GRAM_RATIO

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from rankscope import atomic, containers, tables
+from rankscope import atomic
 from rankscope.atomic import aside_copy
 from rankscope.exceptions import StoreError
-from rankscope.export import FORMATS, check_target, export, load
+from rankscope.store import containers, tables
+from rankscope.store.files import FORMATS, check_target, export, load
 
 SUFFIXES = sorted(FORMATS)
 
@@ -108,7 +109,7 @@ KILLED = """
 import os, random, signal, sys, time
 import h5netcdf, h5py, pyarrow.parquet, zarr.codecs
 import xarray as xr
-from rankscope.export import export, load
+from rankscope.store.files import export, load
 sys.path.insert(0, sys.argv[3])
 from test_export_faults import curves
 path, kill = sys.argv[1], getattr(signal, sys.argv[2])

@@ -22,8 +22,8 @@ from rankscope.exceptions import (
     ModelNotCached,
     NotAModelFolder,
 )
-from rankscope.hub import Hub
 from rankscope.models import check, load
+from rankscope.models.hub import Hub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

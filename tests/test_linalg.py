@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
 from matrices import closed_forms, stochastic, with_spectrum
-from rankscope import linalg, rank, solvers
+from rankscope import linalg, rank
 from rankscope.exceptions import UsageError
-from rankscope.linalg import Spectrum, Workers, decompose_batched, singular_values
+from rankscope.linalg import Spectrum, Workers, decompose_batched, singular_values, solvers
 from rankscope.status import Status
 from tolerances import ATOL, GRAM_RATIO
 

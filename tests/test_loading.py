@@ -137,7 +137,7 @@ def test_f16_a_missing_pooler_is_fine_where_it_cannot_be_left_out(tmp_path: Path
     AlbertModel(config, add_pooling_layer=False).save_pretrained(tmp_path)
     add_tokenizer(tmp_path)
     assert load(str(tmp_path)).info.missing == ()
-    from rankscope import loading
+    from rankscope.models import loading
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "_without_pooling", lambda config: {})

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rankscope import checkpoints, models
+from rankscope import models
 from rankscope.exceptions import FileDamaged, ModelError, UsageError
-from rankscope.models import DEFAULT_MODEL, check, check_length, known_models, load
+from rankscope.models import DEFAULT_MODEL, check, check_length, checkpoints, known_models, load
 
 TINY: dict[str, Any] = {
     "vocab_size": 50,

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import run_of
 
-from rankscope.accumulate import CODES, Accumulator, Moments
 from rankscope.exceptions import StoreError, UsageError
 from rankscope.summary import assemble, combine, relative_curve, summarise, table
+from rankscope.summary.accumulate import CODES, Accumulator, Moments
 
 # two-sided 95 % points of Student's t, as printed in tables
 T_975 = {1: 12.7062, 2: 4.30265, 3: 3.18245}

@@ -18,7 +18,7 @@ from rankscope.exceptions import (
     TextError,
     UsageError,
 )
-from rankscope.tokenizers import (
+from rankscope.models.tokenizers import (
     HashTokenizer,
     check_fits,
     hash_tokenizer,
@@ -70,7 +70,7 @@ def test_hash_ids_are_the_same_on_every_machine_and_python() -> None:
     assert ROBERTA.encode(word) == [4 + int.from_bytes(digest, "little") % 50260]
     assert ROBERTA.encode("the cat") == [42034, 38523]
     code = (
-        "from rankscope.tokenizers import HashTokenizer as H;"
+        "from rankscope.models.tokenizers import HashTokenizer as H;"
         "print(H(50265, (0,), (2,), 1, (0, 1, 2, 3, 50264)).encode('the cat'))"
     )
     for seed in ("1", "2"):

@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import save_file
 
 from rankscope.exceptions import FileDamaged
-from rankscope.weights import Weights, locate, sha256, shard_names, stored_dtype, verify
+from rankscope.models.weights import Weights, locate, sha256, shard_names, stored_dtype, verify
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 497933648\n"
 

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 
-from rankscope._plot_heads import (
+from rankscope.exceptions import UsageError
+from rankscope.plots.heads import (
     SIGMA_FLOOR,
     WEIGHT_FLOOR,
     check_floor,
@@ -21,7 +22,7 @@ from rankscope._plot_heads import (
     power_of_ten,
     sigma_top,
 )
-from rankscope._plot_style import (
+from rankscope.plots.style import (
     COLOURS,
     DPI,
     FULL_WIDTH,
@@ -30,7 +31,6 @@ from rankscope._plot_style import (
     house_style,
     new_figure,
 )
-from rankscope.exceptions import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankscope.architecture import POSITIONS_AFTER_PAD, quiet
 from rankscope.exceptions import (
     FileDamaged,
     ModelError,
@@ -21,8 +20,9 @@ from rankscope.exceptions import (
     TextError,
     UsageError,
 )
-from rankscope.hub import TOKENIZER_EXTRAS, VOCABULARIES, has_vocabulary
-from rankscope.weights import refuse_pointer
+from rankscope.models.architecture import POSITIONS_AFTER_PAD, quiet
+from rankscope.models.hub import TOKENIZER_EXTRAS, VOCABULARIES, has_vocabulary
+from rankscope.models.weights import refuse_pointer
 
 # Runs of letters, runs of digits, and every other visible character by itself.
 _WORD = re.compile(r"[^\W\d_]+|\d+|[^\w\s]|_")

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from rankscope.attributes import (
+from rankscope.exceptions import StoreError
+from rankscope.store.attributes import (
     encode_attrs,
     from_jsonable,
     is_portable_text,
     to_jsonable,
 )
-from rankscope.exceptions import StoreError
 
 # the oldest and newest layout that this version reads
 FORMAT = 1

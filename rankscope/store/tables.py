@@ -23,7 +23,7 @@ import numpy as np
 import xarray as xr
 
 from rankscope.exceptions import StoreError
-from rankscope.layout import Layout, VariableLayout, as_text
+from rankscope.store.layout import Layout, VariableLayout, as_text
 
 CSV_MARK = "# rankscope-csv 1 "
 PARQUET_KEY = b"rankscope"
@@ -56,9 +56,10 @@ class _Piece:
 
 
 def write_csv(dataset: xr.Dataset, layout: Layout, path: Path) -> None:
-    """Write a CSV file; ``pandas.read_csv(path, skiprows=1)`` reads it too.
+    """Write a CSV file; ``pandas.read_csv(path, skiprows=1, keep_default_na=False)`` reads it too.
 
-    Text is quoted; floats have all digits that make them exact; missing numbers are ``NaN``.
+    Text is quoted (pandas takes ``NA`` and the like for missing unless it is told not to); floats
+    have all digits that make them exact; missing numbers are ``NaN``.
 
     Parameters
     ----------

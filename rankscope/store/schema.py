@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.layout import Layout, VariableLayout
 from rankscope.status import Status
+from rankscope.store.layout import Layout, VariableLayout
 
 MATRIX = ("model", "corpus", "sample", "layer", "head")
 CURVE = (*MATRIX, "index")

@@ -19,9 +19,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.cleaning import TextOptions, check_choice
-from rankscope.corpora import CORPORA, Corpus, Text, load_corpus
 from rankscope.exceptions import TextError, UsageError
+from rankscope.text.cleaning import TextOptions, check_choice
+from rankscope.text.corpora import CORPORA, Corpus, Text, load_corpus
 
 __all__ = [
     "CORPORA",

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 
-from rankscope._plot_style import COLOURS, CONTROL_GREYS, DASHES
 from rankscope.exceptions import UsageError
+from rankscope.plots.style import COLOURS, CONTROL_GREYS, DASHES
 from rankscope.summary import combine
 
 MAX_MODELS = 4

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rankscope._plot_style import (
+from rankscope.exceptions import UsageError
+from rankscope.plots.style import (
     COLOUR_MAP,
     COLOURS,
     FULL_WIDTH,
@@ -19,7 +20,6 @@ from rankscope._plot_style import (
     house_style,
     new_figure,
 )
-from rankscope.exceptions import UsageError
 from rankscope.rank import cumulative_ratio, energy_ratio
 
 if TYPE_CHECKING:

@@ -17,18 +17,18 @@ import numpy as np
 import xarray as xr
 
 from rankscope.atomic import describe_size, install, reading, remove, write_whole, writing
-from rankscope.containers import (
+from rankscope.exceptions import StoreError
+from rankscope.status import Status
+from rankscope.store.containers import (
     create_zarr,
     missing_chunks,
     open_zarr_arrays,
     read_container,
     to_a_pause,
 )
-from rankscope.exceptions import StoreError
-from rankscope.export import check_target, export, file_format
-from rankscope.layout import Layout, describe
-from rankscope.schema import RunSchema, canonical_json, differences, settings_hash
-from rankscope.status import Status
+from rankscope.store.files import check_target, export, file_format
+from rankscope.store.layout import Layout, describe
+from rankscope.store.schema import RunSchema, canonical_json, differences, settings_hash
 
 __all__ = ["RunSchema", "RunStore", "canonical_json", "settings_hash", "working_path"]
 
@@ -256,13 +256,25 @@ class RunStore:
             )
         if file_format(target, format) != "zarr" or not self._move(target, overwrite):
             with self.dataset() as dataset:
-                export(dataset, target, format=format, overwrite=overwrite)
+                self._copy(dataset, target, format, overwrite)
             self.remove()
         return target
 
     def remove(self) -> None:
         """Delete the folder."""
         remove(self.path)
+
+    def _copy(self, dataset: xr.Dataset, target: Path, format: str | None, overwrite: bool) -> None:
+        try:
+            export(dataset, target, format=format, overwrite=overwrite)
+        except StoreError:
+            raise
+        # what the target cannot take is a StoreError already; what is left comes from a chunk
+        except (RuntimeError, ValueError) as error:
+            raise StoreError(
+                f"the run store {self.path} is damaged: {error}",
+                "delete the folder and start again",
+            ) from error
 
     def _move(self, target: Path, overwrite: bool) -> bool:
         check_target(target, attrs=self.layout.attrs, overwrite=overwrite, format="zarr")

@@ -13,11 +13,11 @@ import numpy as np
 import xarray as xr
 
 from rankscope.atomic import aside_copy, reading, remove, write_whole, writing
-from rankscope.attributes import dump_json
-from rankscope.containers import missing_chunks, read_container, write_netcdf, write_zarr
 from rankscope.exceptions import StoreError, UsageError
-from rankscope.layout import Layout, describe, normalise
-from rankscope.tables import CSV_MARK, read_csv, read_parquet, write_csv, write_parquet
+from rankscope.store.attributes import dump_json
+from rankscope.store.containers import missing_chunks, read_container, write_netcdf, write_zarr
+from rankscope.store.layout import Layout, describe, normalise
+from rankscope.store.tables import CSV_MARK, read_csv, read_parquet, write_csv, write_parquet
 
 Writer = Callable[[xr.Dataset, Layout, Path], None]
 

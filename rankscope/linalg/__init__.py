@@ -25,8 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
 from rankscope.exceptions import UsageError
-from rankscope.kernels import LANES
-from rankscope.solvers import Buffers, Driver, Group, is_resolved, lapack, resolution_of
+from rankscope.linalg.kernels import LANES
+from rankscope.linalg.solvers import Buffers, Driver, Group, is_resolved, lapack, resolution_of
 from rankscope.status import Status
 
 if TYPE_CHECKING:

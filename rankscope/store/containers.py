@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from rankscope.attributes import LAYOUT_KEY, SCHEMA_KEY, decode_attrs, encode_attrs
 from rankscope.exceptions import StoreError
-from rankscope.layout import Layout, as_text, piece_step, pieces
+from rankscope.store.attributes import LAYOUT_KEY, SCHEMA_KEY, decode_attrs, encode_attrs
+from rankscope.store.layout import Layout, as_text, piece_step, pieces
 
 if TYPE_CHECKING:
     import zarr

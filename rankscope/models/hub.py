@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rankscope.architecture import CONFIG
 from rankscope.exceptions import (
     AccessRefused,
     ModelError,
@@ -20,7 +19,8 @@ from rankscope.exceptions import (
     NotAModelFolder,
     RankscopeError,
 )
-from rankscope.weights import CANDIDATES, SINGLE_FILES, locate, shard_names
+from rankscope.models.architecture import CONFIG
+from rankscope.models.weights import CANDIDATES, SINGLE_FILES, locate, shard_names
 
 # Any one of these carries a vocabulary; the others only refine it.
 VOCABULARIES = (

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rankscope import kernels
+from rankscope.linalg import kernels
 from rankscope.status import Status
 
 Driver = Literal["gram", "svd"]

@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankscope.architecture import quiet
 from rankscope.exceptions import IncompleteWeights, ModelError
-from rankscope.weights import Weights
+from rankscope.models.architecture import quiet
+from rankscope.models.weights import Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

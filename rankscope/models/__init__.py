@@ -2,9 +2,9 @@
 
 :func:`check` refuses within seconds what cannot work; :func:`load` gives a :class:`LoadedModel`:
 the transformers model, its tokenizer, and a :class:`ModelInfo` that is stored with every result.
-Files are found in :mod:`rankscope.checkpoints` and :mod:`rankscope.hub`, checked in
-:mod:`rankscope.weights`, understood in :mod:`rankscope.architecture`; text becomes tokens in
-:mod:`rankscope.tokenizers`.
+Files are found in :mod:`rankscope.models.checkpoints` and :mod:`rankscope.models.hub`, checked in
+:mod:`rankscope.models.weights`, understood in :mod:`rankscope.models.architecture`; text becomes
+tokens in :mod:`rankscope.models.tokenizers`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.architecture import (
+from rankscope.exceptions import FileDamaged, ModelError, UsageError
+from rankscope.models.architecture import (
     build_config,
     shape,
     usable_length,
 )
-from rankscope.checkpoints import (
+from rankscope.models.checkpoints import (
     MINILM,
     RANDOM,
     Checkpoint,
@@ -28,10 +29,9 @@ from rankscope.checkpoints import (
     resolve,
     resolve_tokenizer,
 )
-from rankscope.exceptions import FileDamaged, ModelError, UsageError
-from rankscope.hub import Need
-from rankscope.loading import draw, parameter_dtype, read
-from rankscope.tokenizers import (
+from rankscope.models.hub import Need
+from rankscope.models.loading import draw, parameter_dtype, read
+from rankscope.models.tokenizers import (
     HashTokenizer,
     VocabularyTokenizer,
     check_fits,
@@ -39,7 +39,7 @@ from rankscope.tokenizers import (
     load_tokenizer,
     refuse_tokenizer_files,
 )
-from rankscope.weights import Weights, locate, sha256, stored_dtype
+from rankscope.models.weights import Weights, locate, sha256, stored_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

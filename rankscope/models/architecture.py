@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.exceptions import ModelError, NotAModelFolder, UnsupportedModel
-from rankscope.weights import refuse_pointer
+from rankscope.models.weights import refuse_pointer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

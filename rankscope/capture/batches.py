@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rankscope.attention import Attention, Special
+from rankscope.capture.attention import Attention, Special
 from rankscope.exceptions import UsageError
 from rankscope.text import Window
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from rankscope.roads import Heard
+    from rankscope.capture.roads import Heard
 
 Windows = Sequence[Window] | torch.Tensor | Sequence[Sequence[int]]
 

