@@ -72,7 +72,7 @@ def _matrices(text: Path, repeats: int) -> Figures:
     window = windows(load_corpus(str(text)), model.tokenizer, length=512, count=1)
     weights = torch.cat([attention.weights[0] for attention in capture(model, window)])
     count = len(weights)
-    found: dict[str, npt.NDArray[np.float64]] = {}
+    found: dict[str, npt.NDArray[Any]] = {}
 
     def numpy_loop() -> None:
         found["numpy"] = np.stack(

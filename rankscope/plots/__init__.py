@@ -165,7 +165,8 @@ def ratio_curves(
         )
     drawn.sort(key=lambda pair: -pair[0] if np.isfinite(pair[0]) else 0.0)
     units = sorted({str(part["interval_unit"].item()) for part in parts})
-    notes = [shared, "value at the line;" * bool(marks) + f" 95 % band over {' or '.join(units)}s"]
+    over = " or ".join(f"{unit}s" for unit in units)
+    notes = [shared, "value at the line;" * bool(marks) + f" 95 % band over {over}"]
     legend = ax.legend(
         handles=[line for _, line in drawn],
         loc="lower right",

@@ -207,7 +207,7 @@ def _draw_page(
                 )
         middle = (page.left + columns * (page.edge + page.gap) / 2) / page.width
         high = page.height(rows)
-        texts = {"ha": "center", "fontsize": 8.5}
+        texts: dict[str, Any] = {"ha": "center", "fontsize": 8.5}
         figure.text(middle, 1 - 0.33 / high, "head", va="bottom", **texts)
         side = (page.bottom + rows * (page.edge + page.gap) / 2) / high
         figure.text(0.08 / page.width, side, "layer", va="center", rotation=90, **texts)
@@ -244,7 +244,12 @@ def _draw_small_spectrum(ax: Axes, sigma: Floats, scale: tuple[float, float]) ->
 def _hatch(ax: Axes) -> None:
     from matplotlib.patches import Rectangle
 
-    style = {"facecolor": MISSING, "edgecolor": "0.5", "hatch": "/////", "linewidth": 0}
+    style: dict[str, Any] = {
+        "facecolor": MISSING,
+        "edgecolor": "0.5",
+        "hatch": "/////",
+        "linewidth": 0,
+    }
     ax.add_patch(Rectangle((0, 0), 1, 1, transform=ax.transAxes, zorder=0.5, **style))
 
 

@@ -1,0 +1,46 @@
+"""How much memory a run needs, and how much there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rankscope.engine.recipe import Recipe
+
+if TYPE_CHECKING:
+    from rankscope.models import LoadedModel
+
+
+def estimate(model: LoadedModel, recipe: Recipe, workers: int) -> int:
+    """Memory that a run needs beside the loaded model, in bytes; the number of windows is no part.
+
+    Parameters
+    ----------
+    model : LoadedModel
+    recipe : Recipe
+    workers : int
+
+    Returns
+    -------
+    int
+        Estimate: what each worker holds of one matrix at a time, two layers of query, key and
+        value, the hidden states of the forward pass, and the spectra of one window.
+    """
+    config = model.model.config.get_text_config()
+    n = recipe.length
+    hidden = int(getattr(config, "hidden_size", None) or config.d_model)
+    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+    width = torch.finfo(model.model.dtype).bits // 8
+    # scores, softmax and sorted copy in float32; the matrix and its Gram matrix in float64
+    matrices = workers * n * n * (3 * 4 + 2 * 8)
+    states = n * width * (3 * 3 * hidden + 4 * hidden + 2 * inner)
+    curves = model.info.n_layers * model.info.n_heads * n * 8 * (4 if recipe.centred else 3)
+    return matrices + states + 2 * curves
+
+
+def free_memory() -> int:
+    """Bytes that a run may take on this machine now: nine tenths of what is available."""
+    import psutil
+
+    return int(psutil.virtual_memory().available * 0.9)

@@ -1,0 +1,49 @@
+"""What a run measures, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankscope.capture.attention import check_special
+from rankscope.linalg import check_driver
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is measured, and how; stored with every result.
+
+    P is taken after the softmax, its singular values (not eigenvalues) uncentred, one decomposition
+    for every window, layer and head; curves are averaged afterwards, never the matrices.
+
+    Attributes
+    ----------
+    length : int
+        Tokens of a window, special tokens included.
+    windows : int or None
+        How many; all that the corpus holds when None.
+    mode : {"packed", "document", "overlap"}
+    overlap : int
+        Tokens that neighbouring windows share, in the mode of that name.
+    special : {"keep", "drop", "renormalise"}
+        Treatment of special tokens.
+    group : {"encoder", "decoder", "cross"} or None
+        Which attention of a model that has several; None means its first.
+    layers : tuple of int or None
+    driver : {"gram", "svd"}
+    centred : bool
+        Also the spectrum of P less its mean row.
+    """
+
+    length: int = 512
+    windows: int | None = 8
+    mode: str = "packed"
+    overlap: int = 0
+    special: str = "keep"
+    group: str | None = None
+    layers: tuple[int, ...] | None = None
+    driver: str = "gram"
+    centred: bool = False
+
+    def __post_init__(self) -> None:
+        check_special(self.special)
+        check_driver(self.driver)
