@@ -222,6 +222,7 @@ def test_another_recipe_neither_resumes_nor_replaces(
     other = Recipe(length=10, windows=3)
     with pytest.raises(StoreError, match="length"):
         run(model, corpus, other, target)
+    run(model, corpus, other, tmp_path / "elsewhere.nc")
     run(model, corpus, SHORT, target)
     before = target.read_bytes()
     with pytest.raises(StoreError, match="exists"):
@@ -230,6 +231,11 @@ def test_another_recipe_neither_resumes_nor_replaces(
     run(model, corpus, SHORT, target, progress=lambda *_: pytest.fail("computed again"))
     run(model, corpus, other, target, overwrite=True)
     assert load(target).sizes["index"] == 10
+    with pytest.raises(Stopped):
+        run(model, corpus, SHORT, target, overwrite=True, progress=stop_after(1))
+    assert load(target).sizes["index"] == 10
+    run(model, corpus, Recipe(length=8, windows=2), target, overwrite=True)
+    assert load(target).sizes["index"] == 8
 
 
 def test_f06_memory_is_estimated_and_limited(

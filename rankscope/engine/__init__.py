@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankscope.atomic import remove
 from rankscope.engine.memory import estimate, free_memory
 from rankscope.engine.plan import Plan
 from rankscope.engine.recipe import Recipe
@@ -80,7 +81,7 @@ def run(
     target : path
         ``.nc``, ``.zarr``, ``.csv`` or ``.parquet``.
     overwrite : bool
-        Whether a target of other settings may be replaced.
+        Whether a target, or a stopped run beside it, of other settings may be replaced.
     memory_limit : int, optional
         Bytes that the run may need beside the loaded model; checked against the estimate before
         it starts.
@@ -110,11 +111,7 @@ def run(
             "use fewer workers or shorter windows",
         )
     folder = working_path(target)
-    store = (
-        RunStore.open(folder, plan.settings_hash, recipe=plan.settings)
-        if folder.exists()
-        else RunStore.create(folder, plan.schema)
-    )
+    store = _store(plan, folder, overwrite)
     done = store.done()
     todo = [sample for sample in range(len(plan.windows)) if not done[sample]]
     finished = len(plan.windows) - len(todo)
@@ -127,6 +124,18 @@ def run(
             if progress is not None:
                 progress(finished, len(plan.windows))
     return store.finish(target, overwrite=overwrite)
+
+
+def _store(plan: Plan, folder: Path, overwrite: bool) -> RunStore:
+    """The store of a run that was stopped, or a new one."""
+    if folder.exists():
+        try:
+            return RunStore.open(folder, plan.settings_hash, recipe=plan.settings)
+        except StoreError:
+            if not overwrite:
+                raise
+            remove(folder)
+    return RunStore.create(folder, plan.schema)
 
 
 def _holds(target: Path, wanted: str) -> bool:

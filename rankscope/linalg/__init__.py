@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 
 BATCH = 64
-"""Matrices that a GPU solves at once."""
+"""Matrices that a GPU solves at once, at most."""
+
+BATCH_BYTES = 2**30
+"""What one batch of float64 matrices may take there; four copies of it are alive at once."""
 
 
 @dataclass(frozen=True)
@@ -269,11 +272,12 @@ def decompose_batched(
     Notes
     -----
     float64 Gram matrices and batched symmetric eigenvalues; what that cannot resolve is redone by
-    LAPACK on the host, one matrix at a time. Three copies of a batch are alive at once.
+    LAPACK on the host, one matrix at a time.
     """
     count = len(status)
-    for start in range(0, count, BATCH):
-        members = range(start, min(start + BATCH, count))
+    step = max(1, min(BATCH, BATCH_BYTES // (8 * load(0).numel()))) if count else 1
+    for start in range(0, count, step):
+        members = range(start, min(start + step, count))
         given = [load(member) for member in members]
         batch = torch.stack([matrix.to(torch.float64) for matrix in given])
         largest = batch.abs().amax(dim=(1, 2))

@@ -1,9 +1,9 @@
 """Compiled kernels: eigenvalues of many small symmetric matrices, without vectors.
 
 LAPACK solves one matrix at a time. At n = 512 its tridiagonal reduction waits for memory and its QL
-iteration for divisions, one after the other. Here the reduction reads and writes the matrix once a
-step (update and product in one pass), and the QL iteration runs in ``LANES`` matrices side by side,
-so that the divisions of one fill the waiting time of the others. Both release the interpreter lock.
+iteration for divisions, one after the other. Here the reduction writes the matrix once in two steps
+(updates and product in one pass), and the QL iteration runs in ``LANES`` matrices side by side, so
+that the divisions of one fill the waiting time of the others. All release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _FLOOR = 1e-40
 
 _TINY = 1e-300
 
+Array = NDArray[np.float64]
+
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -37,48 +39,102 @@ def stride_for(n: int) -> int:
     return n + 8 if n % 64 == 0 else n
 
 
-def _compiled(*, fastmath: bool) -> Callable[[F], F]:
+def _compiled(*, fastmath: bool | set[str]) -> Callable[[F], F]:
     jit = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=fastmath)
     return cast("Callable[[F], F]", jit)
 
 
 @_compiled(fastmath=True)
+def line_weights(matrix: Array, step: int, weights: Array) -> None:
+    """Σ|entry| of every column over each `step`-th row, into `weights`."""
+    for j in range(matrix.shape[1]):
+        weights[j] = 0.0
+    for i in range(0, matrix.shape[0], step):
+        for j in range(matrix.shape[1]):
+            weights[j] += abs(matrix[i, j])
+
+
+# sums may be reordered, but NaN and ∞ must survive
+@_compiled(fastmath={"reassoc", "contract", "nsz"})
+def gather_columns(matrix: Array, order: NDArray[np.int64], out: Array) -> float:
+    """``out = matrix[:, order]`` in float64; returns Σ|entry|, not finite if any entry is not.
+
+    One pass: everything that is read or written once more has to come from beyond the cache.
+    """
+    total = 0.0
+    for i in range(matrix.shape[0]):
+        source = matrix[i]
+        target = out[i]
+        for j in range(matrix.shape[1]):
+            value = np.float64(source[order[j]])
+            target[j] = value
+            total += abs(value)
+    return float(total)
+
+
+@_compiled(fastmath=True)
+def _reflector(row: Array, k: int, x: Array, squared: Array) -> float:
+    """Householder vector x and factor τ that turn ``row[:k]`` into (0, …, 0, β); keeps β²."""
+    alpha = row[k - 1]
+    tail = 0.0
+    for j in range(k - 1):
+        tail += row[j] * row[j]
+    squared[k - 1] = alpha * alpha + tail
+    if tail == 0.0:
+        for j in range(k):
+            x[j] = 0.0
+        return 0.0
+    beta = np.sqrt(squared[k - 1])
+    if alpha > 0.0:
+        beta = -beta
+    for j in range(k - 1):
+        x[j] = row[j] / (alpha - beta)
+    x[k - 1] = 1.0
+    return float((beta - alpha) / beta)
+
+
+@_compiled(fastmath=True)
+def _second_vector(y: Array, x: Array, w: Array, k: int, tau: float) -> None:
+    """w of the rank-two update A − x wᵀ − w xᵀ, from y = A x."""
+    dot = 0.0
+    for j in range(k):
+        dot += y[j] * x[j]
+    half = -0.5 * tau * tau * dot
+    for j in range(k):
+        w[j] = tau * y[j] + half * x[j]
+
+
+@_compiled(fastmath=True)
 def _update_and_multiply(
-    a: NDArray[np.float64],
-    stride: int,
-    m: int,
-    v: NDArray[np.float64],
-    w: NDArray[np.float64],
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
+    a: Array, stride: int, m: int, v: Array, w: Array, u: Array, z: Array, x: Array, y: Array
 ) -> None:
-    """Lower triangle of ``A[:m, :m] -= v wᵀ + w vᵀ`` and ``y[:m] = A[:m, :m] x`` in one pass."""
+    """Lower triangle of ``A −= v wᵀ + w vᵀ + u zᵀ + z uᵀ`` and ``y = A x`` in one pass."""
     for j in range(m):
         y[j] = 0.0
     i = 0
     if m & 1:
-        a[0] -= 2 * v[0] * w[0]
+        a[0] -= 2 * v[0] * w[0] + 2 * u[0] * z[0]
         y[0] = a[0] * x[0]
         i = 1
-    # two rows at a time: the vectors v, w, x, y are then read half as often
+    # two rows at a time: the vectors are then read half as often
     while i < m:
         upper = a[i * stride : i * stride + i + 1]
         lower = a[(i + 1) * stride : (i + 1) * stride + i + 2]
-        v0, w0, x0 = v[i], w[i], x[i]
-        v1, w1, x1 = v[i + 1], w[i + 1], x[i + 1]
+        v0, w0, u0, z0, x0 = v[i], w[i], u[i], z[i], x[i]
+        v1, w1, u1, z1, x1 = v[i + 1], w[i + 1], u[i + 1], z[i + 1], x[i + 1]
         sum0 = 0.0
         sum1 = 0.0
         for j in range(i):
-            a0 = upper[j] - v0 * w[j] - w0 * v[j]
-            a1 = lower[j] - v1 * w[j] - w1 * v[j]
+            a0 = upper[j] - v0 * w[j] - w0 * v[j] - u0 * z[j] - z0 * u[j]
+            a1 = lower[j] - v1 * w[j] - w1 * v[j] - u1 * z[j] - z1 * u[j]
             upper[j] = a0
             lower[j] = a1
             sum0 += a0 * x[j]
             sum1 += a1 * x[j]
             y[j] += a0 * x0 + a1 * x1
-        a00 = upper[i] - 2 * v0 * w0
-        a10 = lower[i] - v1 * w0 - w1 * v0
-        a11 = lower[i + 1] - 2 * v1 * w1
+        a00 = upper[i] - 2 * v0 * w0 - 2 * u0 * z0
+        a10 = lower[i] - v1 * w0 - w1 * v0 - u1 * z0 - z1 * u0
+        a11 = lower[i + 1] - 2 * v1 * w1 - 2 * u1 * z1
         upper[i] = a00
         lower[i] = a10
         lower[i + 1] = a11
@@ -88,14 +144,35 @@ def _update_and_multiply(
 
 
 @_compiled(fastmath=True)
-def tridiagonalise(
-    a: NDArray[np.float64],
-    stride: int,
-    diagonal: NDArray[np.float64],
-    squared: NDArray[np.float64],
-    work: NDArray[np.float64],
-) -> None:
+def _multiply(a: Array, stride: int, m: int, x: Array, y: Array) -> None:
+    """``y = A x`` from the lower triangle."""
+    for j in range(m):
+        y[j] = 0.0
+    i = 0
+    if m & 1:
+        y[0] = a[0] * x[0]
+        i = 1
+    while i < m:
+        upper = a[i * stride : i * stride + i + 1]
+        lower = a[(i + 1) * stride : (i + 1) * stride + i + 2]
+        x0, x1 = x[i], x[i + 1]
+        sum0 = 0.0
+        sum1 = 0.0
+        for j in range(i):
+            sum0 += upper[j] * x[j]
+            sum1 += lower[j] * x[j]
+            y[j] += upper[j] * x0 + lower[j] * x1
+        y[i] += sum0 + upper[i] * x0 + lower[i] * x1
+        y[i + 1] += sum1 + lower[i] * x0 + lower[i + 1] * x1
+        i += 2
+
+
+@_compiled(fastmath=True)
+def tridiagonalise(a: Array, stride: int, diagonal: Array, squared: Array, work: Array) -> None:
     """Householder reduction of a symmetric matrix to tridiagonal form, eigenvalues kept.
+
+    Two reflections are applied in one pass over the matrix: the second is formed from a row and a
+    product that are corrected for the first, which is still pending.
 
     Parameters
     ----------
@@ -108,7 +185,7 @@ def tridiagonalise(
         Receives the diagonal of the tridiagonal matrix.
     squared : (n,) float64
         Receives the squares of the off-diagonal in its first n − 1 places, 0 in the last.
-    work : (4, n) float64
+    work : (6, n) float64
         Scratch.
 
     References
@@ -117,55 +194,50 @@ def tridiagonalise(
     the rows that are read shrink and stay contiguous).
     """
     n = diagonal.shape[0]
-    v = work[0]
-    w = work[1]
-    x = work[2]
-    y = work[3]
+    v, w, u, z, x, y = work[0], work[1], work[2], work[3], work[4], work[5]
     for j in range(n):
-        v[j] = 0.0
-        w[j] = 0.0
+        v[j] = w[j] = u[j] = z[j] = 0.0
     squared[n - 1] = 0.0
-    for k in range(n - 1, 0, -1):
+    k = n - 1
+    while k > 0:
+        row = a[k * stride : k * stride + k + 1]
+        vk, wk, uk, zk = v[k], w[k], u[k], z[k]
+        for j in range(k + 1):
+            row[j] -= vk * w[j] + wk * v[j] + uk * z[j] + zk * u[j]
+        diagonal[k] = row[k]
+        tau = _reflector(row, k, x, squared)
+        _update_and_multiply(a, stride, k, v, w, u, z, x, y)
+        _second_vector(y, x, w, k, tau)
+        for j in range(k):
+            v[j] = x[j]
+            u[j] = z[j] = 0.0
+        k -= 1
+        if k == 0:
+            break
+        # the matrix itself still lacks the update by v and w
         row = a[k * stride : k * stride + k + 1]
         vk, wk = v[k], w[k]
         for j in range(k + 1):
             row[j] -= vk * w[j] + wk * v[j]
         diagonal[k] = row[k]
-        # reflector that turns row[:k] into (0, …, 0, beta)
-        alpha = row[k - 1]
-        tail = 0.0
-        for j in range(k - 1):
-            tail += row[j] * row[j]
-        squared[k - 1] = alpha * alpha + tail
-        tau = 0.0
-        if tail > 0.0:
-            beta = np.sqrt(squared[k - 1])
-            if alpha > 0.0:
-                beta = -beta
-            tau = (beta - alpha) / beta
-            for j in range(k - 1):
-                x[j] = row[j] / (alpha - beta)
-            x[k - 1] = 1.0
-        else:
-            for j in range(k):
-                x[j] = 0.0
-        _update_and_multiply(a, stride, k, v, w, x, y)
-        dot = 0.0
+        tau = _reflector(row, k, u, squared)
+        _multiply(a, stride, k, u, y)
+        along_v = 0.0
+        along_w = 0.0
         for j in range(k):
-            dot += y[j] * x[j]
-        half = -0.5 * tau * tau * dot
+            along_v += v[j] * u[j]
+            along_w += w[j] * u[j]
         for j in range(k):
-            v[j] = x[j]
-            w[j] = tau * y[j] + half * x[j]
-    diagonal[0] = a[0]
-    if n > 1:
-        diagonal[0] -= 2 * v[0] * w[0]
+            y[j] -= along_v * w[j] + along_w * v[j]
+        _second_vector(y, u, z, k, tau)
+        k -= 1
+    diagonal[0] = a[0] - 2 * v[0] * w[0] - 2 * u[0] * z[0]
 
 
 @_compiled(fastmath=False)
 def ql_eigenvalues(
-    diagonal: NDArray[np.float64],
-    squared: NDArray[np.float64],
+    diagonal: Array,
+    squared: Array,
     converged: NDArray[np.bool_],
 ) -> None:
     """Eigenvalues of ``LANES`` tridiagonal matrices by the square-root-free QL iteration.

@@ -19,7 +19,6 @@ RATIO_TOLERANCE = 1e-8
 """Largest estimated error of ``gram`` in a cumulative ratio; above it LAPACK redoes the matrix."""
 
 _EPS = float(np.finfo(np.float64).eps)
-_LARGEST = float(np.finfo(np.float64).max)
 
 # |λ computed − λ| stays below the first times ε·λ₁ for every λ of a Gram matrix; the smallest λ of
 # attention matrices are far better, because the large column of a sink grades the matrix: the
@@ -27,6 +26,9 @@ _LARGEST = float(np.finfo(np.float64).max)
 # holds both against LAPACK.
 _GRAM_ERROR = 32.0
 _QUIET = 2.0**-12
+
+# entries of a line that tell its norm well enough to sort by
+_SAMPLED = 64
 
 # columns of one block of the Gram product: small enough to skip most of the upper triangle,
 # large enough for a fast matrix product
@@ -49,7 +51,7 @@ class Buffers:
         return cls(
             torch.empty(shape, dtype=torch.float64),
             torch.empty((rank, stride), dtype=torch.float64),
-            np.empty((4, stride)),
+            np.empty((6, stride)),
         )
 
 
@@ -82,14 +84,14 @@ class Group:
         lanes: list[tuple[int, int]] = []
         for lane, member in enumerate(self.members):
             given = load(member)
-            scale = self._check(member, given)
-            if scale == 0.0:
+            total = _graded(given, buffers.matrix)
+            if not self._has_values(member, total):
                 continue
             if self.driver == "svd":
                 self._finish_by_lapack(member, given, buffers.matrix, Status.ok)
                 continue
             input_eps[lane] = resolution_of(given.dtype)
-            norms[lane] = self._reduce(given, scale, buffers, diagonal[:, lane], squared[:, lane])
+            norms[lane] = self._reduce(total, buffers, diagonal[:, lane], squared[:, lane])
             lanes.append((lane, member))
         if not lanes:
             return
@@ -107,18 +109,16 @@ class Group:
                 continue
             self._finish_by_lapack(member, load(member), buffers.matrix, redo)
 
-    def _check(self, member: int, given: torch.Tensor) -> float:
-        """Largest magnitude; 0, with the status set, for a matrix that no solver should see."""
-        low, high = (float(end) for end in torch.aminmax(given))
-        # not (≤) instead of (>): NaN compares false
-        if not (abs(low) <= _LARGEST and abs(high) <= _LARGEST):
+    def _has_values(self, member: int, total: float) -> bool:
+        """False, with the status set, for a matrix that no solver should see."""
+        if not np.isfinite(total):
             self.status[member] = Status.non_finite
-            return 0.0
-        scale = max(abs(low), abs(high))
-        if scale == 0.0:
+            return False
+        if total == 0.0:
             self.values[member] = 0.0
             self.status[member] = Status.zero
-        return scale
+            return False
+        return True
 
     def _finish_by_lapack(
         self, member: int, given: torch.Tensor, matrix: torch.Tensor, success: Status
@@ -130,23 +130,21 @@ class Group:
 
     def _reduce(
         self,
-        given: torch.Tensor,
-        scale: float,
+        total: float,
         buffers: Buffers,
         diagonal: NDArray[np.float64],
         squared: NDArray[np.float64],
     ) -> float:
         """Tridiagonal form of the Gram matrix, scaled to unit norm; returns the scale of σ."""
         matrix = buffers.matrix
-        matrix.copy_(_graded(given))
         if self.centred:
             matrix -= matrix.mean(dim=0)
         # a power of two keeps squares in range and rounds nothing
-        exponent = float(np.frexp(scale)[1])
+        exponent = int(np.frexp(total)[1])
         if abs(exponent) > 100:
-            matrix *= 2.0**-exponent
+            matrix *= float(np.ldexp(1.0, -exponent))
         else:
-            exponent = 0.0
+            exponent = 0
         rank = diagonal.shape[0]
         _lower_gram(matrix, buffers.gram[:, :rank])
         d = np.empty(rank)
@@ -156,21 +154,41 @@ class Group:
         norm = float(np.abs(d).max()) or 1.0
         diagonal[:] = d / norm
         squared[:] = e / (norm * norm)
-        return float(np.sqrt(norm) * 2.0**exponent)
+        return float(np.ldexp(np.sqrt(norm), exponent))
 
 
-def _graded(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix with the lines of its smaller side in ascending norm.
+def _graded(given: torch.Tensor, matrix: torch.Tensor) -> float:
+    """Copy to float64 with the lines of the smaller side in roughly ascending norm.
 
     Singular values do not mind, rounding does: with the large column of an attention sink reduced
-    first, the small eigenvalues keep far more correct digits.
+    first, the small eigenvalues keep far more correct digits. A sample of each line is enough to
+    find the large ones.
+
+    Parameters
+    ----------
+    given : (n, m) tensor
+        As it came, of any real type and on any device.
+    matrix : (n, m) float64
+        Receives the copy.
+
+    Returns
+    -------
+    float
+        Σ|entry|; not finite if and only if an entry is not.
     """
-    n, m = matrix.shape
-    along, across = (1, 0) if n >= m else (0, 1)
-    if not matrix.is_floating_point():
-        matrix = matrix.to(torch.float64)
-    order = torch.linalg.vector_norm(matrix, dim=across).argsort()
-    return matrix.index_select(along, order)
+    if given.dtype not in (torch.float32, torch.float64):
+        given = given.to(torch.float64)
+    n, m = given.shape
+    source, target = given.detach().cpu(), matrix
+    if n < m:
+        source, target = source.mT, target.mT
+    rows = source.contiguous().numpy()
+    weights = np.empty(rows.shape[1])
+    kernels.line_weights(rows, max(1, rows.shape[0] // _SAMPLED), weights)
+    total = float(kernels.gather_columns(rows, weights.argsort(), target.numpy()))
+    if not np.isfinite(total) and bool(torch.isfinite(matrix).all()):
+        return float(torch.finfo(torch.float64).max)  # the sum of large entries overflowed
+    return total
 
 
 def _lower_gram(matrix: torch.Tensor, out: torch.Tensor) -> None:

@@ -198,7 +198,8 @@ def save_pages(
     target = Path(path)
     check_picture(target)
     pages = iter(figures)
-    page, written = next(pages, None), []
+    page = next(pages, None)
+    written: list[Path] = []
     while page is not None:
         following = next(pages, None)
         name = target
