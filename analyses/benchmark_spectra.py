@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
         prog="python -m analyses benchmark_spectra", description=__doc__
     )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--windows", type=int, default=12, help="for the whole command")
+    parser.add_argument("--windows", type=int, default=24, help="for the whole command")
     parser.add_argument("--corpus", default=None, help="text file; the built-in text otherwise")
     parser.add_argument("--skip", nargs="*", default=[], choices=["matrices", "command", "memory"])
     options = parser.parse_args(argv)

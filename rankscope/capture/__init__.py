@@ -5,8 +5,8 @@ ours, which hands over query, key and value and goes on with the fused kernel, s
 itself never builds an n × n matrix. Families that do not (MPNet) are heard by forward hooks on
 their query, key and value layers. Either way P is computed by `Attention`, when it is wanted.
 
-The forward pass runs in a thread of its own and waits whenever one layer is ready and not yet
-taken; closing the stream, an error and a normal end all restore the model.
+The forward pass runs in a thread of its own and waits while a layer is ready and not yet taken;
+closing the stream, an error and a normal end all restore the model.
 """
 
 from __future__ import annotations
@@ -105,14 +105,12 @@ class _Delivery:
         batch: Batch,
         wanted: set[tuple[Group, int]],
         special: Special,
-        outlet: queue.Queue[object],
-        stop: threading.Event,
+        handover: _Handover,
     ) -> None:
         self.batch = batch
         self.wanted = wanted
         self.special = special
-        self.outlet = outlet
-        self.stop = stop
+        self.handover = handover
         self.seen: set[tuple[Group, int]] = set()
 
     def __call__(self, heard: roads.Heard) -> None:
@@ -126,17 +124,37 @@ class _Delivery:
         if place not in self.wanted:
             return
         for attention in self.batch.split(heard, self.special):
-            self.put(attention)
+            self.handover.give(attention)
 
-    def put(self, item: object) -> None:
-        while True:
-            if self.stop.is_set():
+
+class _Handover:
+    """One thing at a time from the forward pass to the reader.
+
+    The giver waits until its thing is taken, and then goes on while the reader works with it: at
+    most two layers are alive, the reader's and the one that is held out.
+    """
+
+    def __init__(self) -> None:
+        self._things: queue.Queue[object] = queue.Queue(maxsize=1)
+        self._taken = threading.Semaphore(0)
+        self._stopped = threading.Event()
+
+    def give(self, thing: object) -> None:
+        """Hold out a thing until it is taken; ends the forward pass when nobody will."""
+        self._things.put(thing)
+        while not self._taken.acquire(timeout=0.1):
+            if self._stopped.is_set():
                 raise _Stopped
-            try:
-                self.outlet.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return
+
+    def take(self) -> object:
+        """The next thing, waiting for it."""
+        thing = self._things.get()
+        self._taken.release()
+        return thing
+
+    def stop(self) -> None:
+        """Nothing more will be taken."""
+        self._stopped.set()
 
 
 def _stream(
@@ -147,40 +165,36 @@ def _stream(
     wanted: set[tuple[Group, int]],
     special: Special,
 ) -> Iterator[Attention]:
-    outlet: queue.Queue[object] = queue.Queue(maxsize=1)
-    stop = threading.Event()
+    handover = _Handover()
     threads = torch.get_num_threads()
 
     def run() -> None:
         # both settings belong to a thread, not to the process
         torch.set_num_threads(threads)
-        last = _Delivery(batches[0], wanted, special, outlet, stop)
-        try:
-            with torch.no_grad():
-                for batch in batches:
-                    last = _Delivery(batch, wanted, special, outlet, stop)
-                    with road.listening(last):
-                        network(**batch.inputs(network))
-                    _check_complete(last.seen, expected)
-            last.put(None)
-        except _Stopped:
-            pass
-        except BaseException as error:
-            with suppress(_Stopped):
-                last.put(error)
+        with suppress(_Stopped):
+            try:
+                with torch.no_grad():
+                    for batch in batches:
+                        delivery = _Delivery(batch, wanted, special, handover)
+                        with road.listening(delivery):
+                            network(**batch.inputs(network))
+                        _check_complete(delivery.seen, expected)
+                handover.give(None)
+            except Exception as error:
+                handover.give(error)
 
     with _borrowed(network), road.installed():
         producer = threading.Thread(target=run, name="rankscope-forward", daemon=True)
         producer.start()
         try:
             # in a list, so that this frame does not keep a layer alive after its reader let go
-            while (item := [outlet.get()]) != [None]:
+            while (item := [handover.take()]) != [None]:
                 if isinstance(item[0], BaseException):
                     raise item[0]
                 assert isinstance(item[0], Attention)
                 yield item.pop()  # type: ignore[misc]
         finally:
-            stop.set()
+            handover.stop()
             producer.join()
 
 

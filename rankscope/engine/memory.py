@@ -44,3 +44,18 @@ def free_memory() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available * 0.9)
+
+
+def return_freed_memory() -> None:
+    """Let glibc give blocks above 256 KiB back as soon as they are freed.
+
+    It would otherwise learn from the first large block to keep up to 32 MiB of them in every
+    thread's heap, and the peak of a run would be what each thread once needed, all added up. This
+    holds for the whole process, so that only the command does it; elsewhere it does nothing.
+    """
+    import ctypes
+
+    mmap_threshold = -3
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(mmap_threshold, 256 * 1024)

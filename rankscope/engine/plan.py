@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -30,9 +29,6 @@ from rankscope.text import windows as cut_windows
 if TYPE_CHECKING:
     from rankscope.models import LoadedModel
     from rankscope.text import Corpus, Window
-
-# layers whose decomposition may be under way at once: one at work, one waiting for a free worker
-_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True)
@@ -117,7 +113,6 @@ class Plan:
             group=self.group,  # type: ignore[arg-type]
             special=self.recipe.special,  # type: ignore[arg-type]
         )
-        waiting: deque[tuple[int, WindowResult, Callable[[], None]]] = deque()
         current: WindowResult | None = None
         # closing: an error or an interrupt here must not leave the model borrowed
         with closing(stream):  # type: ignore[type-var]
@@ -125,21 +120,12 @@ class Plan:
                 sample = alive[attention.samples[0]]
                 if current is None or current.sample != sample:
                     current = WindowResult(self, sample)
-                waiting.append((sample, current, current.start(attention, pool)))
+                # one layer at work; the forward pass prepares the next meanwhile
+                collect = current.start(attention, pool)
                 del attention
-                while len(waiting) >= _IN_FLIGHT:
-                    yield from self._collect(waiting)
-            while waiting:
-                yield from self._collect(waiting)
-
-    @staticmethod
-    def _collect(
-        waiting: deque[tuple[int, WindowResult, Callable[[], None]]],
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        sample, window, collect = waiting.popleft()
-        collect()
-        if not any(other is window for _, other, _ in waiting) and window.complete:
-            yield sample, window.fields()
+                collect()
+                if current.complete:
+                    yield sample, current.fields()
 
 
 class WindowResult:
@@ -151,11 +137,20 @@ class WindowResult:
         self.size = int(plan.sizes[sample])
         shape = (len(plan.layers), plan.schema.n_heads)
         curve = (*shape, plan.schema.n_index)
-        self.values = np.full(curve, np.nan)
-        self.centred = np.full(curve, np.nan) if plan.recipe.centred else None
-        self.entropy = np.full(shape, np.nan)
+        self.curves = {
+            name: np.full(curve, np.nan)
+            for name in ("singular_value", "cumulative_ratio", "energy_ratio")
+        }
+        if plan.recipe.centred:
+            self.curves["centred_singular_value"] = np.full(curve, np.nan)
+        self.numbers = {
+            name: np.full(shape, np.nan)
+            for name in (
+                *("row_entropy", "effective_rank", "stable_rank", "spectral_gap"),
+                *("numerical_rank", "rank_90"),
+            )
+        }
         self.status = np.full(shape, Status.empty, dtype=np.int8)
-        self.eps = float(np.finfo(np.float32).eps)
         self.left = set(plan.layers)
 
     @property
@@ -166,7 +161,9 @@ class WindowResult:
         """Send one layer to the workers; the result waits for them and files what they found."""
         place = self.plan.layers.index(attention.layer)
         count = attention.n_heads
-        self.eps = float(torch.finfo(torch.promote_types(attention.query.dtype, torch.float32)).eps)
+        computed = torch.promote_types(attention.query.dtype, torch.float32)
+        tolerance = min(self.size * torch.finfo(computed).eps, 0.5)
+        entropy = np.full(count, np.nan)
 
         def matrix(head: int) -> torch.Tensor:
             found = attention.matrix(0, head)
@@ -175,7 +172,7 @@ class WindowResult:
 
         def measured(head: int) -> torch.Tensor:
             found = matrix(head)
-            self.entropy[place, head] = row_entropy(found)
+            entropy[head] = row_entropy(found)
             return found
 
         options: dict[str, Any] = {
@@ -184,42 +181,53 @@ class WindowResult:
         }
         raw = pool.submit(measured, count, attention.shape, **options)
         centred: Callable[[], Spectrum] | None = None
-        if self.centred is not None:
+        if self.plan.recipe.centred:
             centred = pool.submit(matrix, count, attention.shape, centred=True, **options)
+        layer = attention.layer
 
         def collect() -> None:
-            found = raw()
-            width = found.singular_values.shape[-1]
-            self.values[place, :count, :width] = found.singular_values
-            self.status[place, :count] = found.status
-            if centred is not None and self.centred is not None:
-                self.centred[place, :count, :width] = centred().singular_values
-            self.left.discard(attention.layer)
+            self._file(place, raw(), entropy, tolerance)
+            if centred is not None:
+                found = centred().singular_values
+                self.curves["centred_singular_value"][place, :count, : found.shape[-1]] = found
+            self.left.discard(layer)
 
         return collect
 
+    def _file(
+        self, place: int, found: Spectrum, entropy: NDArray[np.float64], tolerance: float
+    ) -> None:
+        """Put what was found of one layer in its place."""
+        count, width = found.singular_values.shape
+        values = self.curves["singular_value"][place, :count]
+        values[:, :width] = found.singular_values
+        self.status[place, :count] = found.status
+        usable = np.isin(found.status, [Status.ok, Status.fallback, Status.refined])
+        spectra = np.where(usable[:, None], values, np.nan)
+        size = np.full(count, self.size)
+        for name, curve in (
+            ("cumulative_ratio", rank.cumulative_ratio(spectra, size)),
+            ("energy_ratio", rank.energy_ratio(spectra, size)),
+        ):
+            self.curves[name][place, :count] = curve
+        for name, number in (
+            ("row_entropy", np.where(usable, entropy, np.nan)),
+            ("effective_rank", rank.effective_rank(spectra, size)),
+            ("stable_rank", rank.stable_rank(spectra, size)),
+            ("spectral_gap", rank.spectral_gap(spectra, size)),
+            ("numerical_rank", rank.numerical_rank(spectra, tolerance, size)),
+            ("rank_90", rank.rank_at(spectra, 0.9, size)),
+        ):
+            self.numbers[name][place, :count] = number
+
     def fields(self) -> dict[str, Any]:
         """Everything that the store keeps of this window."""
-        size = np.full(self.status.shape, self.size)
-        usable = np.isin(self.status, [Status.ok, Status.fallback, Status.refined])
-        spectra = np.where(usable[..., None], self.values, np.nan)
-        tolerance = self.size * self.eps
-        fields: dict[str, Any] = {
-            "singular_value": self.values,
-            "cumulative_ratio": rank.cumulative_ratio(spectra, size),
-            "energy_ratio": rank.energy_ratio(spectra, size),
-            "row_entropy": np.where(usable, self.entropy, np.nan),
-            "effective_rank": rank.effective_rank(spectra, size),
-            "stable_rank": rank.stable_rank(spectra, size),
-            "spectral_gap": rank.spectral_gap(spectra, size),
-            "numerical_rank": rank.numerical_rank(spectra, min(tolerance, 0.5), size),
-            "rank_90": rank.rank_at(spectra, 0.9, size),
+        return {
+            **self.curves,
+            **self.numbers,
             "n_tokens": np.int32(self.size),
             "status": self.status,
         }
-        if self.centred is not None:
-            fields["centred_singular_value"] = self.centred
-        return fields
 
 
 def _kept(window: Window, recipe: Recipe) -> int:

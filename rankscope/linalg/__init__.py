@@ -225,7 +225,8 @@ class Workers:
     def _buffers(self, shape: tuple[int, int]) -> Buffers:
         # kept for each thread: fresh memory costs more page faults than the product itself
         buffers: Buffers | None = getattr(self._local, "buffers", None)
-        if buffers is None or buffers.matrix.shape != shape:
+        rank = min(shape)
+        if buffers is None or buffers.gram.shape[0] != rank:
             buffers = Buffers.of(shape)
             self._local.buffers = buffers
         return buffers

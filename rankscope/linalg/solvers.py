@@ -27,11 +27,14 @@ _EPS = float(np.finfo(np.float64).eps)
 _GRAM_ERROR = 32.0
 _QUIET = 2.0**-12
 
+# Σ|entry| from which on, and below whose inverse, squares are safe
+_SMALLEST = 2.0**-100
+
 # entries of a line that tell its norm well enough to sort by
 _SAMPLED = 64
 
-# columns of one block of the Gram product: small enough to skip most of the upper triangle,
-# large enough for a fast matrix product
+# lines of one block of the Gram product: small enough to skip most of the upper triangle and for a
+# strip to stay in the cache, large enough for a fast matrix product
 _BLOCK = 128
 
 
@@ -39,7 +42,7 @@ _BLOCK = 128
 class Buffers:
     """Scratch of one worker: fresh memory would cost more page faults than the product itself."""
 
-    matrix: torch.Tensor
+    strip: torch.Tensor
     gram: torch.Tensor
     work: NDArray[np.float64]
 
@@ -49,7 +52,7 @@ class Buffers:
         rank = min(shape)
         stride = kernels.stride_for(rank)
         return cls(
-            torch.empty(shape, dtype=torch.float64),
+            torch.empty((_BLOCK, rank), dtype=torch.float64),
             torch.empty((rank, stride), dtype=torch.float64),
             np.empty((6, stride)),
         )
@@ -84,15 +87,18 @@ class Group:
         lanes: list[tuple[int, int]] = []
         for lane, member in enumerate(self.members):
             given = load(member)
-            total = _graded(given, buffers.matrix)
+            input_eps[lane] = resolution_of(given.dtype)
+            total = self._gram(given, buffers) if self.driver == "gram" else _total(given)
             if not self._has_values(member, total):
                 continue
-            if self.driver == "svd":
-                self._finish_by_lapack(member, given, buffers.matrix, Status.ok)
-                continue
-            input_eps[lane] = resolution_of(given.dtype)
-            norms[lane] = self._reduce(total, buffers, diagonal[:, lane], squared[:, lane])
-            lanes.append((lane, member))
+            if self.driver == "gram" and _SMALLEST < total < 1 / _SMALLEST:
+                del given
+                norms[lane] = _reduce(buffers, diagonal[:, lane], squared[:, lane])
+                lanes.append((lane, member))
+            else:
+                # squares would leave the range of float64
+                redo = Status.ok if self.driver == "svd" else Status.refined
+                self._finish_by_lapack(member, given, redo)
         if not lanes:
             return
         converged = np.empty(kernels.LANES, dtype=np.bool_)
@@ -107,7 +113,7 @@ class Group:
                 self.values[member] = np.sqrt(np.clip(eigenvalues, 0.0, None)) * norms[lane]
                 self.status[member] = Status.ok
                 continue
-            self._finish_by_lapack(member, load(member), buffers.matrix, redo)
+            self._finish_by_lapack(member, load(member), redo)
 
     def _has_values(self, member: int, total: float) -> bool:
         """False, with the status set, for a matrix that no solver should see."""
@@ -120,84 +126,76 @@ class Group:
             return False
         return True
 
-    def _finish_by_lapack(
-        self, member: int, given: torch.Tensor, matrix: torch.Tensor, success: Status
-    ) -> None:
-        matrix.copy_(given)
+    def _finish_by_lapack(self, member: int, given: torch.Tensor, success: Status) -> None:
+        matrix = given.to(device="cpu", dtype=torch.float64)
         if self.centred:
-            matrix -= matrix.mean(dim=0)
+            matrix = matrix - matrix.mean(dim=0)
         self.values[member], self.status[member] = lapack(matrix, success)
 
-    def _reduce(
-        self,
-        total: float,
-        buffers: Buffers,
-        diagonal: NDArray[np.float64],
-        squared: NDArray[np.float64],
-    ) -> float:
-        """Tridiagonal form of the Gram matrix, scaled to unit norm; returns the scale of σ."""
-        matrix = buffers.matrix
-        if self.centred:
-            matrix -= matrix.mean(dim=0)
-        # a power of two keeps squares in range and rounds nothing
-        exponent = int(np.frexp(total)[1])
-        if abs(exponent) > 100:
-            matrix *= float(np.ldexp(1.0, -exponent))
+    def _gram(self, given: torch.Tensor, buffers: Buffers) -> float:
+        """Lower triangle of the Gram matrix on the smaller side, a strip of rows at a time.
+
+        Its lines are in roughly ascending norm. Singular values do not mind, rounding does: with
+        the large column of an attention sink reduced first, the small eigenvalues keep far more
+        correct digits. A sample of each line is enough to find the large ones.
+
+        Returns
+        -------
+        float
+            Σ|entry| of the matrix; not finite if and only if an entry is not.
+        """
+        source = given.cpu()
+        if source.dtype not in (torch.float32, torch.float64):
+            source = source.to(torch.float64)
+        tall = source.shape[0] >= source.shape[1]
+        rows = (source if tall else source.mT).contiguous().numpy()
+        long, rank = rows.shape
+        weights = np.empty(rank)
+        kernels.line_weights(rows, max(1, long // _SAMPLED), weights)
+        order = weights.argsort()
+        mean = source.to(torch.float64).mean(dim=0) if self.centred else None
+        gram = buffers.gram[:, :rank]
+        total = 0.0
+        for start in range(0, long, _BLOCK):
+            stop = min(start + _BLOCK, long)
+            strip = buffers.strip[: stop - start]
+            total += kernels.gather_columns(rows[start:stop], order, strip.numpy())
+            if mean is not None:
+                strip -= mean[torch.from_numpy(order)] if tall else mean[start:stop, None]
+            _add_product(strip, gram, first=start == 0)
+        return total if np.isfinite(total) else _total(given)
+
+
+def _add_product(strip: torch.Tensor, gram: torch.Tensor, *, first: bool) -> None:
+    """Lower triangle of ``gram += stripᵀ strip`` (``=`` at first), block row by block row."""
+    for start in range(0, gram.shape[0], _BLOCK):
+        stop = min(start + _BLOCK, gram.shape[0])
+        block = gram[start:stop, :stop]
+        if first:
+            torch.matmul(strip[:, start:stop].T, strip[:, :stop], out=block)
         else:
-            exponent = 0
-        rank = diagonal.shape[0]
-        _lower_gram(matrix, buffers.gram[:, :rank])
-        d = np.empty(rank)
-        e = np.empty(rank)
-        flat = buffers.gram.numpy().reshape(-1)
-        kernels.tridiagonalise(flat, buffers.gram.stride(0), d, e, buffers.work)
-        norm = float(np.abs(d).max()) or 1.0
-        diagonal[:] = d / norm
-        squared[:] = e / (norm * norm)
-        return float(np.ldexp(np.sqrt(norm), exponent))
+            block.addmm_(strip[:, start:stop].T, strip[:, :stop])
 
 
-def _graded(given: torch.Tensor, matrix: torch.Tensor) -> float:
-    """Copy to float64 with the lines of the smaller side in roughly ascending norm.
-
-    Singular values do not mind, rounding does: with the large column of an attention sink reduced
-    first, the small eigenvalues keep far more correct digits. A sample of each line is enough to
-    find the large ones.
-
-    Parameters
-    ----------
-    given : (n, m) tensor
-        As it came, of any real type and on any device.
-    matrix : (n, m) float64
-        Receives the copy.
-
-    Returns
-    -------
-    float
-        Σ|entry|; not finite if and only if an entry is not.
-    """
-    if given.dtype not in (torch.float32, torch.float64):
-        given = given.to(torch.float64)
-    n, m = given.shape
-    source, target = given.detach().cpu(), matrix
-    if n < m:
-        source, target = source.mT, target.mT
-    rows = source.contiguous().numpy()
-    weights = np.empty(rows.shape[1])
-    kernels.line_weights(rows, max(1, rows.shape[0] // _SAMPLED), weights)
-    total = float(kernels.gather_columns(rows, weights.argsort(), target.numpy()))
+def _total(matrix: torch.Tensor) -> float:
+    """Σ|entry| within the range of float64; not finite if and only if an entry is not."""
+    total = float(matrix.abs().sum(dtype=torch.float64))
     if not np.isfinite(total) and bool(torch.isfinite(matrix).all()):
-        return float(torch.finfo(torch.float64).max)  # the sum of large entries overflowed
+        return float(torch.finfo(torch.float64).max)
     return total
 
 
-def _lower_gram(matrix: torch.Tensor, out: torch.Tensor) -> None:
-    """Lower triangle of the Gram matrix on the smaller side, block row by block row."""
-    n, m = matrix.shape
-    rows = matrix.T if n >= m else matrix
-    for start in range(0, rows.shape[0], _BLOCK):
-        stop = min(start + _BLOCK, rows.shape[0])
-        torch.matmul(rows[start:stop], rows[:stop].T, out=out[start:stop, :stop])
+def _reduce(buffers: Buffers, diagonal: NDArray[np.float64], squared: NDArray[np.float64]) -> float:
+    """Tridiagonal form of the Gram matrix, scaled to unit norm; returns the scale of σ."""
+    rank = diagonal.shape[0]
+    d = np.empty(rank)
+    e = np.empty(rank)
+    flat = buffers.gram.numpy().reshape(-1)
+    kernels.tridiagonalise(flat, buffers.gram.stride(0), d, e, buffers.work)
+    norm = float(np.abs(d).max()) or 1.0
+    diagonal[:] = d / norm
+    squared[:] = e / (norm * norm)
+    return float(np.sqrt(norm))
 
 
 def is_resolved(eigenvalues: NDArray[np.float64], input_eps: float) -> bool:
@@ -255,4 +253,5 @@ def _gesvd(matrix: torch.Tensor) -> NDArray[np.float64]:
 
 
 def resolution_of(dtype: torch.dtype) -> float:
+    """Machine epsilon of a type; that of float64 for whole numbers."""
     return float(torch.finfo(dtype).eps) if dtype.is_floating_point else _EPS
