@@ -302,6 +302,7 @@ def test_f13_special_tokens_kept_dropped_renormalised(family: str) -> None:
     torch.testing.assert_close(drop.weights, inner)
     assert float(drop.weights.sum(-1).max()) < 1
     torch.testing.assert_close(renormalise.weights, inner / inner.sum(-1, keepdim=True))
+    assert keep.value is not None
     torch.testing.assert_close(drop.output, inner @ keep.value[:, :, 1:-1])
     torch.testing.assert_close(drop.matrix(0, 2), drop.weights[0, 2])
 
@@ -329,7 +330,16 @@ def test_f04_half_precision_is_raised_before_the_softmax() -> None:
 
 def test_output_is_the_weighted_value() -> None:
     attention = next(capture(tiny("roberta"), IDS, batch_size=2))
+    assert attention.value is not None
     torch.testing.assert_close(attention.output, attention.weights @ attention.value)
+
+
+def test_values_can_be_left_out() -> None:
+    attention = next(capture(tiny("roberta"), IDS, values=False))
+    assert attention.value is None
+    assert attention.weights.shape == (1, 4, 6, 6)
+    with pytest.raises(UsageError, match="without values"):
+        _ = attention.output
 
 
 def test_check_matrix_sees_what_it_looks_for() -> None:

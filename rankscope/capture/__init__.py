@@ -15,6 +15,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +43,7 @@ def capture(
     group: Group | None = None,
     attention_mask: torch.Tensor | Sequence[Sequence[int]] | None = None,
     special: Special = "keep",
+    values: bool = True,
     batch_size: int = 1,
 ) -> Iterator[Attention]:
     """Capture the attention of a model, layer by layer, window by window.
@@ -62,6 +64,8 @@ def capture(
         1 for tokens, 0 for padding; only with ids.
     special : {"keep", "drop", "renormalise"}
         What happens to the rows and columns of special tokens; see :class:`Attention`.
+    values : bool
+        Whether the value vectors are handed out too; spectra do without.
     batch_size : int
         Windows of one forward pass.
 
@@ -90,11 +94,21 @@ def capture(
     wanted = _wanted(expected, layers, group)
     batches = batches_of(windows, attention_mask, batch_size, _special_ids(model), network.config)
     batches = [_checked(batch, network.config) for batch in batches]
-    return _stream(network, road, batches, expected, wanted, special)
+    handout = _Handout(wanted, special, values)
+    return _stream(network, road, batches, expected, handout)
 
 
 class _Stopped(BaseException):
     """Ends a forward pass whose reader has gone; not an Exception, so that no model catches it."""
+
+
+@dataclass(frozen=True)
+class _Handout:
+    """Which layers are handed out, and how."""
+
+    wanted: set[tuple[Group, int]]
+    special: Special
+    values: bool
 
 
 class _Delivery:
@@ -103,13 +117,11 @@ class _Delivery:
     def __init__(
         self,
         batch: Batch,
-        wanted: set[tuple[Group, int]],
-        special: Special,
+        handout: _Handout,
         handover: _Handover,
     ) -> None:
         self.batch = batch
-        self.wanted = wanted
-        self.special = special
+        self.handout = handout
         self.handover = handover
         self.seen: set[tuple[Group, int]] = set()
 
@@ -121,9 +133,9 @@ class _Delivery:
                 "a model that recomputes or shares layers cannot be captured this way",
             )
         self.seen.add(place)
-        if place not in self.wanted:
+        if place not in self.handout.wanted:
             return
-        for attention in self.batch.split(heard, self.special):
+        for attention in self.batch.split(heard, self.handout.special, self.handout.values):
             self.handover.give(attention)
 
 
@@ -162,8 +174,7 @@ def _stream(
     road: roads.Road,
     batches: Sequence[Batch],
     expected: dict[Group, int],
-    wanted: set[tuple[Group, int]],
-    special: Special,
+    handout: _Handout,
 ) -> Iterator[Attention]:
     handover = _Handover()
     threads = torch.get_num_threads()
@@ -175,7 +186,7 @@ def _stream(
             try:
                 with torch.no_grad():
                     for batch in batches:
-                        delivery = _Delivery(batch, wanted, special, handover)
+                        delivery = _Delivery(batch, handout, handover)
                         with road.listening(delivery):
                             network(**batch.inputs(network))
                         _check_complete(delivery.seen, expected)

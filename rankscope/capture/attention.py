@@ -47,7 +47,8 @@ class Attention:
     query : (batch, head, n, d)
     key : (batch, head, m, d)
         Key heads that several query heads share are repeated; m = n but for cross-attention.
-    value : (batch, head, m, d_v)
+    value : (batch, head, m, d_v), or None
+        None where it was captured without values, for spectra alone.
     scale : float
         Factor of the scores, usually d^(-1/2).
     bias : tensor broadcastable to (batch, head, n, m), or None
@@ -76,7 +77,7 @@ class Attention:
 
     query: torch.Tensor
     key: torch.Tensor
-    value: torch.Tensor
+    value: torch.Tensor | None
     scale: float
     bias: torch.Tensor | None
     layer: int
@@ -136,9 +137,16 @@ class Attention:
         Returns
         -------
         (batch, head, n, d_v) tensor, float32 or float64
+
+        Raises
+        ------
+        UsageError
+            If the values were not captured.
         """
-        weights = self.weights
         value = self.value
+        if value is None:
+            raise UsageError("there is no P·V without values", "capture with values=True")
+        weights = self.weights
         if self.keep_columns is not None:
             value = value[:, :, self.keep_columns]
         return weights @ value.to(weights.dtype)

@@ -70,14 +70,16 @@ class Batch:
             inputs["use_cache"] = False
         return inputs
 
-    def split(self, heard: Heard, special: Special) -> Iterator[Attention]:
+    def split(self, heard: Heard, special: Special, values: bool) -> Iterator[Attention]:
         """The attention of this batch, padding cut off: whole, or row by row where rows differ."""
         rows = list(range(len(self.samples)))
         alike = bool((self.mask == self.mask[0]).all() and (self.special == self.special[0]).all())
         for members in [rows] if alike else [[row] for row in rows]:
-            yield self._attention(heard, members, special)
+            yield self._attention(heard, members, special, values)
 
-    def _attention(self, heard: Heard, rows: list[int], special: Special) -> Attention:
+    def _attention(
+        self, heard: Heard, rows: list[int], special: Special, values: bool
+    ) -> Attention:
         device = heard.query.device
         here = self.mask[rows[0]].nonzero().squeeze(-1).to(device)
         padded = len(here) < self.mask.shape[1]
@@ -105,7 +107,7 @@ class Batch:
         return Attention(
             query=cut(heard.query, 2),
             key=cut(heard.key, 2),
-            value=cut(heard.value, 2),
+            value=cut(heard.value, 2) if values else None,
             scale=heard.scale,
             bias=bias,
             layer=heard.layer,

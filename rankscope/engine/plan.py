@@ -112,6 +112,7 @@ class Plan:
             layers=self.layers,
             group=self.group,  # type: ignore[arg-type]
             special=self.recipe.special,  # type: ignore[arg-type]
+            values=False,
         )
         current: WindowResult | None = None
         # closing: an error or an interrupt here must not leave the model borrowed

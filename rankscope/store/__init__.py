@@ -300,6 +300,8 @@ class RunStore:
                 f"{name} has the shape {array.shape}, not {shape[3:]}",
                 f"give it the dimensions {one.dims[3:]}",
             )
+        if array.dtype == np.dtype(one.dtype):
+            return array.reshape((1, 1, 1, *shape[3:]))
         is_float = array.dtype.kind == "f"
         with np.errstate(all="ignore"):
             cast = array.astype(one.dtype) if array.dtype.kind in "biuf" else None
