@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from rankscope.capture import capture, roads
 from rankscope.capture.attention import Attention, check_matrix
+from rankscope.capture.batches import Batch
 from rankscope.exceptions import CaptureError, UnsupportedModel, UsageError
 from rankscope.text import Window
 from tiny import tiny
@@ -128,6 +130,7 @@ def test_f08_training_mode_and_implementation_come_back(family: str) -> None:
     second = captured(capture(model, IDS))
     assert {name: module.training for name, module in model.named_modules()} == before
     assert model.training
+    assert getattr(model.encoder.layer[0], "chunk_size_feed_forward", 0) == 0
     assert model.config._attn_implementation == kernel
     for place, weights in first.items():
         assert torch.equal(weights, second[place])
@@ -221,18 +224,28 @@ def test_f03_longest_window_is_known_before_the_forward_pass(pad: int, limit: in
         capture(model, [[5] * (limit + 1)])
 
 
-def test_f06_nothing_asks_for_gradients_and_one_layer_is_alive_at_a_time() -> None:
-    model = tiny("roberta", num_hidden_layers=8)
-    alive = 0
-    stream = capture(model, [[5, 6, 7, 8]])
-    for attention in stream:
+def test_f06_nothing_asks_for_gradients_and_one_layer_is_alive_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alive: weakref.WeakSet[Attention] = weakref.WeakSet()
+    make = Batch._attention
+
+    def tracked(*arguments: Any) -> Attention:
+        made = make(*arguments)
+        alive.add(made)
+        return made
+
+    monkeypatch.setattr(Batch, "_attention", tracked)
+    most = seen = 0
+    for attention in capture(tiny("roberta", num_hidden_layers=8), [[5, 6, 7, 8]]):
         assert not attention.query.requires_grad
         assert not attention.weights.requires_grad
         del attention
-        gc.collect()
-        alive = max(alive, sum(type(thing) is Attention for thing in gc.get_objects()))
-    # the one that the forward pass holds out, and the one it works on
-    assert alive <= 2
+        most = max(most, len(alive))
+        seen += 1
+    assert seen == 8
+    # the one that was let go of just now, and the next one that is held out
+    assert most <= 2
 
 
 def test_f36_bart_keeps_its_three_groups_apart() -> None:

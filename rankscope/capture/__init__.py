@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Attention", "capture"]
 
+_CHUNK = "chunk_size_feed_forward"
+
 _busy = threading.Lock()
 _captured: set[int] = set()
 
@@ -187,6 +189,7 @@ def _stream(
                 with torch.no_grad():
                     for batch in batches:
                         delivery = _Delivery(batch, handout, handover)
+                        _in_quarters(network, batch.ids.shape[1])
                         with road.listening(delivery):
                             network(**batch.inputs(network))
                         _check_complete(delivery.seen, expected)
@@ -219,6 +222,7 @@ def _borrowed(network: PreTrainedModel) -> Iterator[None]:
             )
         _captured.add(id(network))
     training = {module: module.training for module in network.modules()}
+    chunks = {module: getattr(module, _CHUNK) for module in _chunkable(network)}
     precision = torch.get_float32_matmul_precision()
     try:
         network.eval()
@@ -228,8 +232,24 @@ def _borrowed(network: PreTrainedModel) -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
         for module, flag in training.items():
             module.training = flag
+        for module, size in chunks.items():
+            setattr(module, _CHUNK, size)
         with _busy:
             _captured.discard(id(network))
+
+
+def _chunkable(network: PreTrainedModel) -> list[torch.nn.Module]:
+    return [module for module in network.modules() if hasattr(module, _CHUNK)]
+
+
+def _in_quarters(network: PreTrainedModel, n: int) -> None:
+    """Let BERT-like layers do their feed-forward part for a quarter of the tokens at a time.
+
+    Every token has its own, so that nothing changes but memory: the hidden values of all tokens
+    would be the largest thing of the whole run.
+    """
+    for module in _chunkable(network):
+        setattr(module, _CHUNK, n // 4 if n % 4 == 0 else 0)
 
 
 def _check_complete(seen: set[tuple[Group, int]], expected: dict[Group, int]) -> None:

@@ -299,8 +299,10 @@ def _load_corpora(specs: list[str], options: Any) -> list[Corpus]:
 
 def _load(name: str, loading: dict[str, Any], allow_missing: bool) -> LoadedModel:
     from rankscope import linalg
+    from rankscope.engine.memory import return_freed_memory
     from rankscope.models import load
 
+    return_freed_memory()
     linalg.warm_up()
     return load(name, allow_missing=allow_missing, **loading)
 
