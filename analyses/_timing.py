@@ -61,11 +61,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, **ONE_THREAD, "HF_HUB_OFFLINE": "1"}
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def listed(values: Sequence[float]) -> list[float]:
     """Rounded for the line of JSON."""
     return [round(float(value), 4) for value in values]

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from analyses._timing import cores, environment, interleaved, listed, ratio
+from analyses._timing import environment, interleaved, listed, ratio
+from rankscope.engine.machine import usable_cores
 
 Figures = dict[str, Any]
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--corpus", default=None, help="text file; the built-in text otherwise")
     parser.add_argument("--skip", nargs="*", default=[], choices=["matrices", "command", "memory"])
     options = parser.parse_args(argv)
-    figures: Figures = {"benchmark": "spectra", "n": 512, "cores": cores()}
+    figures: Figures = {"benchmark": "spectra", "n": 512, "cores": usable_cores()}
     with tempfile.TemporaryDirectory() as folder:
         text = Path(options.corpus) if options.corpus else _builtin_text(Path(folder))
         if "matrices" not in options.skip:
@@ -136,9 +137,11 @@ def _command(text: Path, folder: Path, windows: int, repeats: int) -> Figures:
             "--workers", str(workers), "--out", str(target),
         )  # fmt: skip
 
+    cores = usable_cores()
     command(1)  # fills the cache of compiled kernels
     times = interleaved(
-        {"script": script, "one": lambda: command(1), "all": lambda: command(cores())}, repeats
+        {"script": script, "one": lambda: command(1), "all": lambda: command(cores)},
+        repeats,
     )
     with load(folder / "run-1.nc", lazy=True) as dataset:
         mine = dataset["cumulative_ratio"].to_numpy()[0, 0]
@@ -147,9 +150,9 @@ def _command(text: Path, folder: Path, windows: int, repeats: int) -> Figures:
     print(f"whole run, minilm, {windows} windows of 512")
     for name, label in (("script", "naive script"), ("one", "rankscope spectra -j 1")):
         print(times[name].line(label, windows))
-    print(times["all"].line(f"rankscope spectra -j {cores()}", windows))
+    print(times["all"].line(f"rankscope spectra -j {cores}", windows))
     print(f"one worker against the script: {one[0]:.2f} times ({one[1]:.2f} … {one[2]:.2f})")
-    print(f"{cores()} workers against it: {every[0]:.2f} times ({every[1]:.2f} … {every[2]:.2f})")
+    print(f"{cores} workers against it: {every[0]:.2f} times ({every[1]:.2f} … {every[2]:.2f})")
     print(f"largest difference of the cumulative ratios: {difference:.1e}")
     return {
         "command_windows": windows,
@@ -163,7 +166,7 @@ _PEAK = """
 import sys
 from pathlib import Path
 from rankscope import engine, linalg
-from rankscope.engine.memory import return_freed_memory
+from rankscope.engine.machine import return_freed_memory
 from rankscope.models import load
 from rankscope.text import load_corpus
 return_freed_memory()

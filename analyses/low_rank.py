@@ -12,7 +12,6 @@ from pathlib import Path
 
 import xarray as xr
 
-from analyses._timing import cores
 from rankscope import terminal
 
 OUT = Path(__file__).with_name("out")
@@ -30,6 +29,7 @@ def main(argv: Sequence[str]) -> None:
     options = parser.parse_args(argv)
 
     from rankscope import engine
+    from rankscope.engine.machine import usable_cores
     from rankscope.models import load
     from rankscope.store.files import export
     from rankscope.summary import combine, table
@@ -45,7 +45,9 @@ def main(argv: Sequence[str]) -> None:
             recipe = engine.Recipe(length=options.length, windows=options.windows)
             label = f"{model.info.name} on {corpus.name}"
             with terminal.progress(label) as progress:
-                run = engine.spectra(model, corpus, recipe, workers=cores(), progress=progress)
+                run = engine.spectra(
+                    model, corpus, recipe, workers=usable_cores(), progress=progress
+                )
             summary = small(combine([run])[0])
             name = f"low_rank--{model.info.name}--{corpus.name}.nc".replace(":", "-")
             export(summary, options.out / name, overwrite=True)

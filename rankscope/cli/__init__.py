@@ -299,7 +299,7 @@ def _load_corpora(specs: list[str], options: Any) -> list[Corpus]:
 
 def _load(name: str, loading: dict[str, Any], allow_missing: bool) -> LoadedModel:
     from rankscope import linalg
-    from rankscope.engine.memory import return_freed_memory
+    from rankscope.engine.machine import return_freed_memory
     from rankscope.models import load
 
     return_freed_memory()
@@ -317,9 +317,10 @@ def _run(
     overwrite: bool,
 ) -> Path:
     from rankscope import engine
+    from rankscope.engine.machine import usable_cores
     from rankscope.store import working_path
 
-    workers = workers if workers is not None else len(os.sched_getaffinity(0))
+    workers = workers if workers is not None else usable_cores()
     label = f"{model.info.name} on {corpus.name}"
     limit = engine.free_memory() if memory_limit is None else memory_limit * 2**20
     needed = engine.estimate(model, recipe, workers)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.atomic import remove
-from rankscope.engine.memory import estimate, free_memory
+from rankscope.engine.machine import estimate, free_memory
 from rankscope.engine.plan import Plan
 from rankscope.engine.recipe import Recipe
 from rankscope.exceptions import MemoryLimit, StoreError

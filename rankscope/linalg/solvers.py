@@ -36,6 +36,7 @@ _SAMPLED = 64
 # lines of one block of the Gram product: small enough to skip most of the upper triangle and for a
 # strip to stay in the cache, large enough for a fast matrix product
 _BLOCK = 128
+_STRIP = 128
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Buffers:
         rank = min(shape)
         stride = kernels.stride_for(rank)
         return cls(
-            torch.empty((_BLOCK, rank), dtype=torch.float64),
+            torch.empty((_STRIP, rank), dtype=torch.float64),
             torch.empty((rank, stride), dtype=torch.float64),
             np.empty((6, stride)),
         )
@@ -156,8 +157,8 @@ class Group:
         mean = source.to(torch.float64).mean(dim=0) if self.centred else None
         gram = buffers.gram[:, :rank]
         total = 0.0
-        for start in range(0, long, _BLOCK):
-            stop = min(start + _BLOCK, long)
+        for start in range(0, long, _STRIP):
+            stop = min(start + _STRIP, long)
             strip = buffers.strip[: stop - start]
             total += kernels.gather_columns(rows[start:stop], order, strip.numpy())
             if mean is not None:

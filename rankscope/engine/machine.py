@@ -1,7 +1,8 @@
-"""How much memory a run needs, and how much there is."""
+"""What a run needs of the machine, and what there is: memory and cores."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,6 +45,12 @@ def free_memory() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available * 0.9)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def return_freed_memory() -> None:
