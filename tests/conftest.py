@@ -37,3 +37,18 @@ def minilm() -> LoadedModel:
     from rankscope.models import load
 
     return load("minilm")
+
+
+@pytest.fixture
+def masked_lm(tmp_path: Path) -> Path:
+    """The tiny model of the field cases, saved as a masked language model."""
+    import torch
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    from folders import TINY, add_tokenizer
+
+    folder = tmp_path / "tiny"
+    torch.manual_seed(0)
+    RobertaForMaskedLM(RobertaConfig(**TINY)).save_pretrained(folder)
+    add_tokenizer(folder)
+    return folder

@@ -13,24 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.exceptions import TextError, UsageError
-from rankscope.text import Corpus, TextOptions, load_corpus
+from rankscope.text import TextOptions, load_corpus
 from rankscope.text.cleaning import prepare
-
-
-def write(path: Path, content: str | bytes) -> str:
-    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
-    return str(path)
-
-
-def texts_of(corpus: Corpus) -> list[str]:
-    return [text.text for text in corpus.texts]
-
-
-def refusal(spec: object, options: TextOptions | None = None) -> str:
-    with pytest.raises(TextError) as caught:
-        load_corpus(spec, options)
-    assert caught.value.remedy
-    return str(caught.value)
+from texts import refusal, texts_of, write
 
 
 @pytest.mark.parametrize(

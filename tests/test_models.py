@@ -14,48 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from folders import QUERY, TINY, add_tokenizer
 from rankscope import models
 from rankscope.exceptions import FileDamaged, ModelError, UsageError
 from rankscope.models import DEFAULT_MODEL, check, check_length, checkpoints, known_models, load
-
-TINY: dict[str, Any] = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 37,
-    "max_position_embeddings": 18,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "type_vocab_size": 1,
-}
-QUERY = "encoder.layer.1.attention.self.query.weight"
-
-
-def add_tokenizer(folder: Path, size: int = 20) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["<s>", "<pad>", "</s>", "<unk>", *(chr(97 + i) for i in range(size - 4))]
-    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )
-    PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>").save_pretrained(folder)
-
-
-@pytest.fixture
-def masked_lm(tmp_path: Path) -> Path:
-    """The tiny model of the field cases, saved as a masked language model."""
-    from transformers import RobertaConfig, RobertaForMaskedLM
-
-    folder = tmp_path / "tiny"
-    torch.manual_seed(0)
-    RobertaForMaskedLM(RobertaConfig(**TINY)).save_pretrained(folder)
-    add_tokenizer(folder)
-    return folder
 
 
 def test_random_weights_follow_the_seed_alone(masked_lm: Path) -> None:

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from made_up import summary_of
 
+from made_up import summary_of
 from rankscope import plots
 from rankscope.exceptions import StoreError, UsageError
 

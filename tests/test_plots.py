@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from made_up import axes, meshes, summary_of, texts_of
 
+from made_up import axes, meshes, summary_of, texts_of
 from rankscope import plots
 from rankscope.exceptions import UsageError
 

@@ -10,9 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 import rankscope
+from conftest import ROOT
 
 # from the bottom up; a module may import its own layer and those below
 LAYERS = [

@@ -9,8 +9,8 @@ import pytest
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import run_of
 
+from made_up import run_of
 from rankscope.exceptions import StoreError, UsageError
 from rankscope.summary import assemble, combine, relative_curve, summarise, table
 from rankscope.summary.accumulate import CODES, Accumulator, Moments

@@ -122,9 +122,8 @@ class Plan:
                 if current is None or current.sample != sample:
                     current = WindowResult(self, sample)
                 # one layer at work; the forward pass prepares the next meanwhile
-                collect = current.start(attention, pool)
+                current.add(attention, pool)
                 del attention
-                collect()
                 if current.complete:
                     yield sample, current.fields()
 
@@ -158,8 +157,8 @@ class WindowResult:
     def complete(self) -> bool:
         return not self.left
 
-    def start(self, attention: Attention, pool: Workers) -> Callable[[], None]:
-        """Send one layer to the workers; the result waits for them and files what they found."""
+    def add(self, attention: Attention, pool: Workers) -> None:
+        """Let the workers decompose one layer, and file what they find."""
         place = self.plan.layers.index(attention.layer)
         count = attention.n_heads
         computed = torch.promote_types(attention.query.dtype, torch.float32)
@@ -176,24 +175,21 @@ class WindowResult:
             entropy[head] = row_entropy(found)
             return found
 
-        options: dict[str, Any] = {
-            "driver": self.plan.recipe.driver,
-            "device": attention.query.device,
-        }
-        raw = pool.submit(measured, count, attention.shape, **options)
-        centred: Callable[[], Spectrum] | None = None
+        def decompose(load: Callable[[int], torch.Tensor], centred: bool) -> Spectrum:
+            return pool.decompose(
+                load,
+                count,
+                attention.shape,
+                driver=self.plan.recipe.driver,  # type: ignore[arg-type]
+                centred=centred,
+                device=attention.query.device,
+            )
+
+        self._file(place, decompose(measured, False), entropy, tolerance)
         if self.plan.recipe.centred:
-            centred = pool.submit(matrix, count, attention.shape, centred=True, **options)
-        layer = attention.layer
-
-        def collect() -> None:
-            self._file(place, raw(), entropy, tolerance)
-            if centred is not None:
-                found = centred().singular_values
-                self.curves["centred_singular_value"][place, :count, : found.shape[-1]] = found
-            self.left.discard(layer)
-
-        return collect
+            found = decompose(matrix, True).singular_values
+            self.curves["centred_singular_value"][place, :count, : found.shape[-1]] = found
+        self.left.discard(attention.layer)
 
     def _file(
         self, place: int, found: Spectrum, entropy: NDArray[np.float64], tolerance: float

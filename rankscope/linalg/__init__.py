@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
@@ -162,53 +162,6 @@ class Workers:
     ) -> None:
         self._stack.close()
 
-    def submit(
-        self,
-        load: Callable[[int], torch.Tensor],
-        count: int,
-        shape: tuple[int, int],
-        *,
-        driver: Driver = "gram",
-        centred: bool = False,
-        device: torch.device | None = None,
-    ) -> Callable[[], Spectrum]:
-        """Start the decomposition of `count` matrices; call the result to wait for it.
-
-        Parameters
-        ----------
-        load : callable
-            Gives matrix ``i`` as an (n, m) tensor; called in a worker, once for each ``i``, so that
-            only the matrices at work exist.
-        count : int
-        shape : (n, m)
-        driver, centred
-            As in :func:`singular_values`.
-        device : torch.device, optional
-            Where the matrices are. On the CPU the workers share them; elsewhere they are solved in
-            batches on their device.
-        """
-        rank = min(shape)
-        values = np.full((count, rank), np.nan)
-        status = np.full(count, Status.empty, dtype=np.int8)
-        if rank == 0 or count == 0:
-            return lambda: Spectrum(values, status)
-
-        if device is not None and device.type != "cpu":
-            batch = self._pool.submit(
-                decompose_batched, load, values, status, driver=driver, centred=centred
-            )
-            return lambda: _after([batch], values, status)
-
-        def work(members: Sequence[int]) -> None:
-            group = Group(values, status, members, driver=driver, centred=centred)
-            group.run(load, self._buffers(shape))
-
-        futures: list[Future[None]] = [
-            self._pool.submit(work, members) for members in _groups(count, self.count)
-        ]
-
-        return lambda: _after(futures, values, status)
-
     def decompose(
         self,
         load: Callable[[int], torch.Tensor],
@@ -219,8 +172,43 @@ class Workers:
         centred: bool = False,
         device: torch.device | None = None,
     ) -> Spectrum:
-        """As :meth:`submit`, and wait for the result."""
-        return self.submit(load, count, shape, driver=driver, centred=centred, device=device)()
+        """Decompose `count` matrices of one shape.
+
+        Parameters
+        ----------
+        load : callable
+            Gives matrix ``i`` as an (n, m) tensor; called in a worker, so that only the matrices at
+            work exist; called again for a matrix that has to be done again.
+        count : int
+        shape : (n, m)
+        driver, centred
+            As in :func:`singular_values`.
+        device : torch.device, optional
+            Where the matrices are. On the CPU the workers share them; elsewhere they are solved in
+            batches on their device.
+
+        Returns
+        -------
+        Spectrum
+            Shapes (count, min(n, m)) and (count).
+        """
+        rank = min(shape)
+        values = np.full((count, rank), np.nan)
+        status = np.full(count, Status.empty, dtype=np.int8)
+        if rank == 0 or count == 0:
+            return Spectrum(values, status)
+        if device is not None and device.type != "cpu":
+            decompose_batched(load, values, status, driver=driver, centred=centred)
+            return Spectrum(values, status)
+
+        def work(members: Sequence[int]) -> None:
+            group = Group(values, status, members, driver=driver, centred=centred)
+            group.run(load, self._buffers(shape))
+
+        futures = [self._pool.submit(work, members) for members in _groups(count, self.count)]
+        for future in futures:
+            future.result()
+        return Spectrum(values, status)
 
     def _buffers(self, shape: tuple[int, int]) -> Buffers:
         # kept for each thread: fresh memory costs more page faults than the product itself
@@ -322,14 +310,6 @@ def _solve_batch(batch: torch.Tensor, driver: Driver) -> NDArray[np.float64] | N
         return None
     host: NDArray[np.float64] = found.cpu().numpy()
     return host if np.isfinite(host).all() else None
-
-
-def _after(
-    futures: Sequence[Future[None]], values: NDArray[np.float64], status: NDArray[np.int8]
-) -> Spectrum:
-    for future in futures:
-        future.result()
-    return Spectrum(values, status)
 
 
 def _groups(count: int, workers: int) -> list[Sequence[int]]:
