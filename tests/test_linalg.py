@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -324,3 +328,20 @@ def test_f25_cuda_agrees_with_the_cpu() -> None:
             there.singular_values, here.singular_values, atol=1e-5 * here.singular_values.max()
         )
         np.testing.assert_array_equal(there.status, here.status)
+
+
+def test_results_do_not_depend_on_the_cache_of_compiled_kernels(tmp_path: Path) -> None:
+    code = (
+        "import torch; from rankscope.linalg import singular_values\n"
+        "matrix = torch.softmax(torch.randn(40, 40, generator=torch.Generator().manual_seed(0)), 1)\n"
+        "print(singular_values(matrix).singular_values.tobytes().hex())"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    cold, warm = (
+        subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, check=True
+        ).stdout
+        for _ in range(2)
+    )
+    assert cold == warm
+    assert len(cold) > 100

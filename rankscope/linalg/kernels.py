@@ -39,8 +39,15 @@ def stride_for(n: int) -> int:
     return n + 8 if n % 64 == 0 else n
 
 
-def _compiled(*, fastmath: bool | set[str]) -> Callable[[F], F]:
-    jit = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=fastmath)
+def _compiled(*, fastmath: bool | set[str], part: bool = False) -> Callable[[F], F]:
+    """Compile a kernel, or a part of one.
+
+    Parts are put into their callers before anything is optimised. Linked instead, a part from the
+    cache and one compiled just now are optimised differently, and sums come out in another order:
+    results would depend on whether the cache was warm.
+    """
+    inline = "always" if part else "never"
+    jit = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=fastmath, inline=inline)
     return cast("Callable[[F], F]", jit)
 
 
@@ -72,7 +79,7 @@ def gather_columns(matrix: Array, order: NDArray[np.int64], out: Array) -> float
     return float(total)
 
 
-@_compiled(fastmath=True)
+@_compiled(fastmath=True, part=True)
 def _reflector(row: Array, k: int, x: Array, squared: Array) -> float:
     """Householder vector x and factor τ that turn ``row[:k]`` into (0, …, 0, β); keeps β²."""
     alpha = row[k - 1]
@@ -93,7 +100,7 @@ def _reflector(row: Array, k: int, x: Array, squared: Array) -> float:
     return float((beta - alpha) / beta)
 
 
-@_compiled(fastmath=True)
+@_compiled(fastmath=True, part=True)
 def _second_vector(y: Array, x: Array, w: Array, k: int, tau: float) -> None:
     """w of the rank-two update A − x wᵀ − w xᵀ, from y = A x."""
     dot = 0.0
@@ -104,7 +111,7 @@ def _second_vector(y: Array, x: Array, w: Array, k: int, tau: float) -> None:
         w[j] = tau * y[j] + half * x[j]
 
 
-@_compiled(fastmath=True)
+@_compiled(fastmath=True, part=True)
 def _update_and_multiply(
     a: Array, stride: int, m: int, v: Array, w: Array, u: Array, z: Array, x: Array, y: Array
 ) -> None:
@@ -143,7 +150,7 @@ def _update_and_multiply(
         i += 2
 
 
-@_compiled(fastmath=True)
+@_compiled(fastmath=True, part=True)
 def _multiply(a: Array, stride: int, m: int, x: Array, y: Array) -> None:
     """``y = A x`` from the lower triangle."""
     for j in range(m):
