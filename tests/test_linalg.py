@@ -333,8 +333,8 @@ def test_f25_cuda_agrees_with_the_cpu() -> None:
 def test_results_do_not_depend_on_the_cache_of_compiled_kernels(tmp_path: Path) -> None:
     code = (
         "import torch; from rankscope.linalg import singular_values\n"
-        "matrix = torch.softmax(torch.randn(40, 40, generator=torch.Generator().manual_seed(0)), 1)\n"
-        "print(singular_values(matrix).singular_values.tobytes().hex())"
+        "logits = torch.randn(40, 40, generator=torch.Generator().manual_seed(0))\n"
+        "print(singular_values(torch.softmax(logits, 1)).singular_values.tobytes().hex())"
     )
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     cold, warm = (
