@@ -20,7 +20,9 @@ OUT = Path(__file__).with_name("out")
 def main(argv: Sequence[str]) -> None:
     """Run every model on every corpus and write one summary for each pair."""
     parser = argparse.ArgumentParser(prog="python -m analyses low_rank", description=__doc__)
-    parser.add_argument("--model", action="append", help="repeatable; minilm and its control")
+    parser.add_argument(
+        "--model", action="append", help="repeatable; the built-in model and its control"
+    )
     parser.add_argument("--corpus", action="append", help="repeatable; the built-in text")
     parser.add_argument("--tokenizer", help="for random:roberta-*, to see the same tokens")
     parser.add_argument("--length", type=int, default=512)
@@ -38,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
     corpora = [load_corpus(spec) for spec in options.corpus or ["builtin"]]
     options.out.mkdir(parents=True, exist_ok=True)
     summaries = []
-    for spec in options.model or ["minilm", "random:minilm"]:
+    for spec in options.model or ["builtin", "random:builtin"]:
         drawn = spec.startswith("random:roberta-")
         model = load(spec, tokenizer=options.tokenizer if drawn else None)
         for corpus in corpora:

@@ -25,7 +25,7 @@ Five lines that make the low-rank plot of a model::
     import rankscope as rs
     from rankscope import plots
 
-    run = rs.spectra(rs.load_model("minilm"), rs.load_corpus("builtin"))
+    run = rs.spectra(rs.load_model("builtin"), rs.load_corpus("builtin"))
     plots.save(plots.figure1(rs.summarise(run)), "figure1.png")
 """
 

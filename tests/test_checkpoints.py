@@ -69,7 +69,7 @@ def test_an_existing_folder_goes_before_a_hub_id(
         ("miniLM", "minilm"),
         ("gpt2", "openai-community/gpt2"),
         ("all-mpnet-base-v2", "sentence-transformers/all-mpnet-base-v2"),
-        ("zzz", "use minilm, random:roberta-base, a folder, or a hub id"),
+        ("zzz", "use builtin, minilm, random:roberta-base, a folder, or a hub id"),
     ],
 )
 def test_bare_names_are_answered_with_what_was_meant(spec: str, meant: str) -> None:

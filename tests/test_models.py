@@ -70,7 +70,7 @@ def test_minilm_is_the_pretrained_model() -> None:
     # its tokenizer.json asks for 128 tokens, padded
     assert len(loaded.tokenizer.encode("rank " * 1000)) == 1000
     assert len(loaded.tokenizer.encode("rank")) == 1
-    assert DEFAULT_MODEL == "minilm"
+    assert DEFAULT_MODEL == "builtin"
     with torch.no_grad():
         hidden = loaded.model(torch.tensor([[101, 4176, 102]])).last_hidden_state
     assert hidden.shape == (1, 3, 384)

@@ -76,7 +76,7 @@ app = typer.Typer(
 
 @app.command()
 def figure1(
-    model: Models = ["minilm"],  # noqa: B006 typer copies it
+    model: Models = ["builtin"],  # noqa: B006 typer copies it
     corpus: Corpora = ["builtin"],  # noqa: B006
     length: Length = 512,
     windows: Windows = "8",
@@ -132,7 +132,7 @@ def figure1(
 
 @app.command()
 def spectra(
-    model: Model = "minilm",
+    model: Model = "builtin",
     corpus: OneCorpus = "builtin",
     length: Length = 512,
     windows: Windows = "8",

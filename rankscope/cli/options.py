@@ -48,9 +48,13 @@ class Kind(StrEnum):
 
 Models = Annotated[
     list[str],
-    typer.Option("--model", "-m", help="Folder, hub id, minilm or random:NAME; repeatable."),
+    typer.Option(
+        "--model", "-m", help="builtin, minilm, a folder, a hub id, random:NAME; repeatable."
+    ),
 ]
-Model = Annotated[str, typer.Option("--model", "-m", help="Folder, hub id, minilm or random:NAME.")]
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="builtin, minilm, a folder, a hub id or random:NAME.")
+]
 CorpusHelp = "builtin, wikitext103, imdb, or a text file, JSONL file or folder"
 Corpora = Annotated[list[str], typer.Option("--corpus", "-c", help=f"{CorpusHelp}; repeatable.")]
 OneCorpus = Annotated[str, typer.Option("--corpus", "-c", help=f"{CorpusHelp}.")]

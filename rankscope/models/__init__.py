@@ -20,7 +20,7 @@ from rankscope.models.architecture import (
     usable_length,
 )
 from rankscope.models.checkpoints import (
-    MINILM,
+    BUILTIN,
     RANDOM,
     Checkpoint,
     KnownModel,
@@ -59,7 +59,7 @@ __all__ = [
     "usable_length",
 ]
 
-DEFAULT_MODEL = MINILM
+DEFAULT_MODEL = BUILTIN
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 HASH = "hash"
 
@@ -94,7 +94,7 @@ class ModelInfo:
         Weights that the file lacks, and those that the model does not know.
     tokenizer : str
         Name of the tokenizer.
-    source : {"folder", "hub", "extra", "random"}
+    source : {"builtin", "folder", "hub", "extra", "random"}
         Where the weights come from.
     """
 
@@ -167,9 +167,9 @@ def load(
     Parameters
     ----------
     spec : str
-        A folder; ``minilm``; a hub id, with ``@REVISION`` if need be; or ``random:`` before
-        ``roberta-base``, ``roberta-large`` or any of the former: the same architecture with fresh
-        weights, drawn by transformers' own initialisation, built from the configuration alone.
+        ``builtin``; a folder; ``minilm``; a hub id, with ``@REVISION`` if need be; or ``random:``
+        before ``roberta-base``, ``roberta-large`` or any of the former: the same architecture with
+        fresh weights, drawn by transformers' own initialisation, from the configuration alone.
     dtype : {"float32", "float64", "float16", "bfloat16"}
         Type of the weights as loaded, whatever type they are stored in.
     device : str

