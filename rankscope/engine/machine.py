@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,17 +26,18 @@ def estimate(model: LoadedModel, recipe: Recipe, workers: int) -> int:
     Returns
     -------
     int
-        Estimate: what each worker holds of one matrix at a time, two layers of query, key and
-        value, the hidden states of the forward pass, and the spectra of one window.
+        Estimate: what each worker holds of one matrix at a time, two layers of query and key, the
+        hidden states of the forward pass, and the spectra of two windows.
     """
     config = model.model.config.get_text_config()
     n = recipe.length
     hidden = int(getattr(config, "hidden_size", None) or config.d_model)
     inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
     width = torch.finfo(model.model.dtype).bits // 8
-    # scores, softmax and sorted copy in float32; the matrix and its Gram matrix in float64
-    matrices = workers * n * n * (3 * 4 + 2 * 8)
-    states = n * width * (3 * 3 * hidden + 4 * hidden + 2 * inner)
+    # P in float32, its Gram matrix in float64
+    matrices = workers * n * n * (4 + 8)
+    # query and key of two layers, one layer's own three, what it passes on, its feed-forward part
+    states = n * width * ((2 * 2 + 3 + 4) * hidden + 2 * inner)
     curves = model.info.n_layers * model.info.n_heads * n * 8 * (4 if recipe.centred else 3)
     return matrices + states + 2 * curves
 
@@ -60,6 +62,8 @@ def return_freed_memory() -> None:
     thread's heap, and the peak of a run would be what each thread once needed, all added up. This
     holds for the whole process, so that only the command does it; elsewhere it does nothing.
     """
+    if sys.platform != "linux":
+        return
     import ctypes
 
     mmap_threshold = -3
