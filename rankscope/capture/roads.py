@@ -104,8 +104,7 @@ def expected_layers(network: PreTrainedModel) -> dict[Group, int]:
 def layer_reach(network: PreTrainedModel) -> dict[int, int]:
     """How far to each side the tokens of a local layer attend, by layer; other layers are left out.
 
-    A window of the model that is known only to the module is enough: the band itself comes with the
-    captured mask.
+    Read off the modules, before anything is captured; the band itself comes with the mask.
     """
     places = _Places(network)
     reach: dict[int, int] = {}

@@ -20,10 +20,11 @@ RATIO_TOLERANCE = 1e-8
 
 _EPS = float(np.finfo(np.float64).eps)
 
-# |λ computed − λ| stays below the first times ε·λ₁ for every λ of a Gram matrix; the smallest λ of
-# attention matrices are far better, because the large column of a sink grades the matrix: the
-# second is the error assumed there when no negative eigenvalue tells it. tests/test_linalg.py
-# holds both against LAPACK.
+# |λ computed − λ| is assumed below the first times ε·λ₁ for every λ of a Gram matrix (23 was the
+# largest seen over the heads of a pretrained encoder at n = 512). The smallest λ of attention
+# matrices are far better, because the large column of a sink grades the matrix: the second is the
+# error assumed there when no negative eigenvalue tells it. tests/test_linalg.py holds the outcome,
+# values and ratios, against LAPACK.
 _GRAM_ERROR = 32.0
 _QUIET = 2.0**-12
 

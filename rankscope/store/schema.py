@@ -29,7 +29,7 @@ VARIABLES: Mapping[str, tuple[tuple[str, ...], str, str]] = {
     "row_entropy": (MATRIX, "float64", "mean entropy of the rows, in nats"),
     "effective_rank": (MATRIX, "float64", "exponential of the entropy of the singular values"),
     "stable_rank": (MATRIX, "float64", "squared Frobenius norm over squared spectral norm"),
-    "spectral_gap": (MATRIX, "float64", "first minus second singular value"),
+    "spectral_gap": (MATRIX, "float64", "first minus second singular value, over the first"),
     "numerical_rank": (MATRIX, "float64", "number of singular values above the tolerance"),
     "rank_90": (MATRIX, "float64", "smallest k whose cumulative ratio reaches 0.9"),
     "n_tokens": (MATRIX[:3], "int32", "size n of the window's matrices"),
