@@ -83,6 +83,12 @@ class UnsupportedModel(ModelError):
     exit_code = 16
 
 
+class MethodError(RankscopeError):
+    """An approximation that cannot be used on this attention, with the reason."""
+
+    exit_code = 17
+
+
 class CaptureError(RankscopeError):
     """The captured attention is not what the model's configuration promises."""
 

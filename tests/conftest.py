@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance import pytest_generate_tests  # noqa: F401 a hook of pytest's
+
 if TYPE_CHECKING:
     from rankscope.models import LoadedModel
 

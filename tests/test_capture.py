@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from rankscope.attention import Attention, check_matrix
 from rankscope.capture import capture, roads
-from rankscope.capture.attention import Attention, check_matrix
 from rankscope.capture.batches import Batch
 from rankscope.exceptions import CaptureError, UnsupportedModel, UsageError
 from rankscope.text import Window

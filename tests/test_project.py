@@ -17,9 +17,12 @@ from conftest import ROOT
 # from the bottom up; a module may import its own layer and those below
 LAYERS = [
     {"exceptions", "status", "atomic"},
-    {"linalg", "rank"},
+    {"linalg", "rank", "attention"},
+    {"truncation", "errors"},
+    {"approximations"},
     {"text", "models"},
     {"capture"},
+    {"intervene", "selection"},
     {"store"},
     {"engine", "summary", "revisit"},
     {"plots", "terminal"},

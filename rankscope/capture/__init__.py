@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rankscope.attention import Attention, Group, Special, check_special
 from rankscope.capture import roads
-from rankscope.capture.attention import Attention, Group, Special, check_special
 from rankscope.capture.batches import Batch, Windows, batches_of
 from rankscope.exceptions import CaptureError, UsageError
 from rankscope.models import LoadedModel, check_length

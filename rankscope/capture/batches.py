@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rankscope.capture.attention import Attention, Special
+from rankscope.attention import Attention, Special
 from rankscope.exceptions import UsageError
 from rankscope.text import Window
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from rankscope.capture.attention import Group
+from rankscope.attention import Group
 from rankscope.exceptions import CaptureError, UnsupportedModel
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from rankscope import rank
+from rankscope.attention import check_matrix, row_entropy
 from rankscope.capture import Attention, capture
-from rankscope.capture.attention import check_matrix, row_entropy
 from rankscope.capture.roads import expected_layers, layer_reach
 from rankscope.engine.recipe import Recipe
 from rankscope.exceptions import UsageError

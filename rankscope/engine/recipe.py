@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope.capture.attention import check_special
+from rankscope.attention import check_special
 from rankscope.linalg import check_driver
 
 

@@ -7,12 +7,12 @@ never keep more than the matrices at work.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 
-from rankscope.exceptions import CaptureError, UsageError
+from rankscope.exceptions import CaptureError, MethodError, UsageError
 
 Group = Literal["encoder", "decoder", "cross"]
 Special = Literal["keep", "drop", "renormalise"]
@@ -143,17 +143,97 @@ class Attention:
         UsageError
             If the values were not captured.
         """
-        value = self.value
-        if value is None:
+        value = self.values
+        return self.weights @ value
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The value vectors that P is multiplied with, in the type that P is computed in.
+
+        Returns
+        -------
+        (batch, head, m, d_v) tensor, float32 or float64
+
+        Raises
+        ------
+        UsageError
+            If the values were not captured.
+        """
+        if self.value is None:
             raise UsageError("there is no P·V without values", "capture with values=True")
-        weights = self.weights
+        value = self.value if self.keep_columns is None else self.value[:, :, self.keep_columns]
+        return value.to(self.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type that P is computed in: float32 at least."""
+        # half precision would round away the tail of every row
+        return torch.promote_types(self.query.dtype, torch.float32)
+
+    def heads(self, chosen: slice) -> Attention:
+        """The same attention with some of its heads only.
+
+        Parameters
+        ----------
+        chosen : slice
+
+        Returns
+        -------
+        Attention
+        """
+        bias = self.bias
+        if bias is not None and bias.ndim >= 3 and bias.shape[-3] > 1:
+            bias = bias[..., chosen, :, :]
+        return replace(
+            self,
+            query=self.query[:, chosen],
+            key=self.key[:, chosen],
+            value=None if self.value is None else self.value[:, chosen],
+            bias=bias,
+        )
+
+    def reduced(self) -> Attention:
+        """The same attention with special tokens taken out of query, key, value and bias.
+
+        Returns
+        -------
+        Attention
+            Without `keep_rows` and `keep_columns`, in the type that P is computed in.
+
+        Raises
+        ------
+        MethodError
+            For ``special="drop"``, whose P is no softmax of what is left.
+        """
+        if self.special == "drop" and self.keep_columns is not None:
+            raise MethodError(
+                "with special tokens dropped after the softmax, P is no softmax of the tokens "
+                "that stay, and only methods that take P itself can approximate it",
+                "use special=keep or special=renormalise",
+            )
+        query, key, value, bias = self.query, self.key, self.value, self.bias
+        tokens = self.tokens
+        if self.keep_rows is not None:
+            query, tokens = query[:, :, self.keep_rows], tokens[:, self.keep_rows]
+            bias = None if bias is None else _select(bias, self.keep_rows, -2)
         if self.keep_columns is not None:
-            value = value[:, :, self.keep_columns]
-        return weights @ value.to(weights.dtype)
+            key = key[:, :, self.keep_columns]
+            value = None if value is None else value[:, :, self.keep_columns]
+            bias = None if bias is None else _select(bias, self.keep_columns, -1)
+        return replace(
+            self,
+            query=query.to(self.dtype),
+            key=key.to(self.dtype),
+            value=None if value is None else value.to(self.dtype),
+            bias=None if bias is None else bias.to(self.dtype),
+            tokens=tokens,
+            keep_rows=None,
+            keep_columns=None,
+            special="keep",
+        )
 
     def _weights(self, rows: slice, heads: slice) -> torch.Tensor:
-        # half precision would round away the tail of every row; scores are always float32 at least
-        dtype = torch.promote_types(self.query.dtype, torch.float32)
+        dtype = self.dtype
         query, key = self.query[rows, heads].to(dtype), self.key[rows, heads].to(dtype)
         bias = self._bias(rows, heads)
         if self.keep_rows is not None:
