@@ -224,24 +224,23 @@ def error_curves(decomposition: Decomposition, value: torch.Tensor | None = None
     >>> [round(float(error), 3) for error in curves.frobenius]
     [0.6, 0.0]
     """
-    sigma = decomposition.singular_values
+    # relative to the first singular value, so that squares can neither overflow nor vanish
+    scale = decomposition.singular_values[..., :1]
+    sigma = _ratio(decomposition.singular_values, scale)
+    matrix = _ratio(decomposition.matrix, scale[..., None])
     squares = sigma.square()
-    rows = decomposition.matrix.mean(dim=-2, keepdim=True)
-    n = decomposition.matrix.shape[-2]
-    # ‖P − 1p̄ᵀ‖² = ‖P‖² − n‖p̄‖², computed as a difference only where that is not close to zero
-    mean_row = (decomposition.matrix - rows).square().sum(dim=(-2, -1)).sqrt()
+    rows = matrix.mean(dim=-2, keepdim=True)
     total = squares.sum(dim=-1).sqrt()
     output = bound = norm = mean_row_output = None
     if value is not None:
         value = value.to(torch.float64)
         along = (decomposition.right.mT @ value).square().sum(dim=-1)
-        energy = squares * along
-        product = decomposition.matrix @ value
-        norm = torch.linalg.matrix_norm(product)
-        output = _ratio(_tail(energy).sqrt(), norm[..., None])
+        product = matrix @ value
+        length = torch.linalg.matrix_norm(product)
+        output = _ratio(_tail(squares * along).sqrt(), length[..., None])
         bound = _output_bound(product, sigma)
-        difference = product - (rows @ value).expand(*product.shape[:-2], n, -1)
-        mean_row_output = _ratio(torch.linalg.matrix_norm(difference), norm)
+        mean_row_output = _ratio(torch.linalg.matrix_norm(product - rows @ value), length)
+        norm = length * scale[..., 0]
     spectral = torch.cat([sigma[..., 1:], torch.zeros_like(sigma[..., :1])], dim=-1)
     return Curves(
         frobenius=_ratio(_tail(squares).sqrt(), total[..., None]),
@@ -250,7 +249,7 @@ def error_curves(decomposition: Decomposition, value: torch.Tensor | None = None
         output=output,
         output_bound=bound,
         output_norm=norm,
-        mean_row=_ratio(mean_row, total),
+        mean_row=_ratio(torch.linalg.matrix_norm(matrix - rows), total),
         mean_row_output=mean_row_output,
     )
 
@@ -369,7 +368,7 @@ def _output_bound(product: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         rows = torch.zeros_like(bound[good])
         rows[..., :width] = curve[..., :width]
         bound[good] = rows
-    bound[~good] = torch.nan
+    bound[~good | (product == 0).flatten(-2).all(dim=-1)] = torch.nan
     return bound
 
 

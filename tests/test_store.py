@@ -28,27 +28,31 @@ from rankscope.store import (
     working_path,
 )
 from rankscope.store.files import FORMATS, export, load
-from rankscope.store.schema import CENTRED, CURVE, MATRIX, VARIABLES
+from rankscope.store.schema import CENTRED, CURVE, MATRIX, SPECTRA
 
 RECIPE = {"model": "m", "text": {"length": 512, "mode": "packed"}, "layers": [0, 1]}
 HASH = settings_hash(RECIPE)
 
 
-def schema(n_samples: int = 3, n_index: int = 8, **changes: Any) -> RunSchema:
+def schema(
+    n_samples: int = 3, n_index: int = 8, centred: bool = False, **changes: Any
+) -> RunSchema:
     """A run of two layers and three heads."""
     span = np.arange(n_samples)
     options: dict[str, Any] = {
         "model": "a model whose name is far longer than that of any other",
         "corpus": "NA",
-        "n_samples": n_samples,
-        "layers": (0, 5),
-        "n_heads": 3,
-        "n_index": n_index,
         "text_id": span // 2,
         "window": span,
         "token_start": span * 6,
         "token_end": span * 6 + 6,
-        "layer_attention": ("global", "local"),
+        "axes": {
+            "layer": np.array([0, 5]),
+            "head": np.arange(3),
+            "index": np.arange(1, n_index + 1),
+        },
+        "variables": SPECTRA | CENTRED if centred else SPECTRA,
+        "labels": {"attention": ("layer", np.array(["global", "local"]))},
         "attrs": {
             "settings_hash": HASH,
             "recipe_json": canonical_json(RECIPE),
@@ -62,19 +66,19 @@ def schema(n_samples: int = 3, n_index: int = 8, **changes: Any) -> RunSchema:
 def window(run: RunSchema, sample: int) -> dict[str, np.ndarray]:
     """The same arrays for the same sample, with what may occur in them."""
     rng = np.random.default_rng(sample)
-    shape = (len(run.layers), run.n_heads, run.n_index)
+    shape = tuple(map(len, run.axes.values()))
     fields = {
         name: rng.random(shape if dims == CURVE else shape[:2])
-        for name, (dims, *_) in VARIABLES.items()
+        for name, (dims, *_) in SPECTRA.items()
         if dims in (CURVE, MATRIX)
     }
     fields["singular_value"][..., -2:] = np.nan
     fields["cumulative_ratio"][0, 0] = np.nan
     fields["energy_ratio"][1, 1, :3] = [5e-324, 1 / 3, np.inf]
     fields["status"] = rng.integers(0, 7, shape[:2])
-    fields["n_tokens"] = np.array(run.n_index - 2)
-    if run.centred:
-        fields[CENTRED[0]] = rng.random(shape)
+    fields["n_tokens"] = np.array(shape[-1] - 2)
+    if {*CENTRED} <= {*run.variables}:
+        fields["centred_singular_value"] = rng.random(shape)
     return fields
 
 
@@ -104,7 +108,7 @@ def test_finished_run_holds_what_was_written(tmp_path: Path, suffix: str, centre
     assert os.listdir(tmp_path / "out") == [target.name]
     read = load(target)
     assert dict(read.sizes) == dict(zip(CURVE, (1, 1, 3, 2, 3, 8), strict=True))
-    assert {*read.data_vars} == {*VARIABLES, *([CENTRED[0]] if centred else [])}
+    assert {*read.data_vars} == {*SPECTRA, *(CENTRED if centred else [])}
     for sample in range(3):
         for name, values in window(run, sample).items():
             stored = read[name].isel(model=0, corpus=0, sample=sample)
@@ -279,12 +283,14 @@ def test_f19_fields_that_do_not_fit_are_refused(
 def test_schema_is_checked() -> None:
     for change in (
         {"n_samples": 0},
-        {"layers": ()},
-        {"layer_attention": ("global",)},
+        {"axes": {"layer": np.arange(0), "head": np.arange(3), "index": np.arange(4)}},
+        {"axes": {"layer": np.arange(2), "head": np.arange(3)}},
+        {"labels": {"attention": ("layer", np.array(["global"]))}},
         {"text_id": np.zeros(9)},
         {"attrs": {}},
+        {"variables": {"status": (MATRIX, "int8", "x"), "alone": (("layer",), "int8", "x")}},
     ):
-        with pytest.raises(ValueError, match=r"needs|at least"):
+        with pytest.raises(ValueError, match=r"needs|at least|does not have"):
             schema(**change)
 
 

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 
 from rankscope.atomic import remove
 from rankscope.engine.machine import estimate, free_memory
+from rankscope.engine.measure_losses import InterventionPlan
+from rankscope.engine.measure_methods import ComparisonPlan
+from rankscope.engine.measure_spectra import SpectraPlan
+from rankscope.engine.measure_truncation import TruncationPlan
 from rankscope.engine.plan import Plan
-from rankscope.engine.recipe import Recipe
+from rankscope.engine.recipe import Recipe, Sampling
 from rankscope.exceptions import MemoryLimit, StoreError
 from rankscope.linalg import Workers
 from rankscope.store import RunStore, working_path
@@ -22,7 +26,21 @@ if TYPE_CHECKING:
     from rankscope.models import LoadedModel
     from rankscope.text import Corpus
 
-__all__ = ["Progress", "Recipe", "estimate", "free_memory", "run", "spectra"]
+__all__ = [
+    "ComparisonPlan",
+    "InterventionPlan",
+    "Plan",
+    "Progress",
+    "Recipe",
+    "Sampling",
+    "SpectraPlan",
+    "TruncationPlan",
+    "estimate",
+    "execute",
+    "free_memory",
+    "run",
+    "spectra",
+]
 
 Progress = Callable[[int, int], None]
 
@@ -96,33 +114,72 @@ def run(
     RankscopeError
         Of a kind that tells what is wrong with windows, model, memory or target.
     """
-    recipe = recipe or Recipe()
+    plan = SpectraPlan(model, corpus, recipe or Recipe())
+    return execute(
+        plan,
+        model,
+        target,
+        workers=workers,
+        progress=progress,
+        overwrite=overwrite,
+        memory_limit=memory_limit,
+    )
+
+
+def execute(
+    plan: Plan,
+    model: LoadedModel,
+    target: str | Path,
+    *,
+    workers: int = 1,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+    memory_limit: int | None = None,
+) -> Path:
+    """Compute what a plan holds into a file, window by window.
+
+    Parameters
+    ----------
+    plan : Plan
+    model : LoadedModel
+        The one that the plan was made for.
+    target, workers, progress, overwrite, memory_limit
+        As for :func:`run`.
+
+    Returns
+    -------
+    Path
+        The target.
+
+    Raises
+    ------
+    RankscopeError
+        As :func:`run`.
+    """
     target = Path(target)
     pool = Workers(workers)
-    plan = Plan.of(model, corpus, recipe)
     if target.exists() and not overwrite and _holds(target, plan.settings_hash):
         return target
     check_target(target, attrs=plan.schema.attrs, overwrite=overwrite)
-    needed = estimate(model, recipe, workers)
+    needed = plan.estimate(model, workers)
     if memory_limit is not None and needed > memory_limit:
         raise MemoryLimit(
             f"the run needs about {needed / 2**20:.0f} MiB beside the model, "
             f"{memory_limit / 2**20:.0f} MiB are allowed",
             "use fewer workers or shorter windows",
         )
-    folder = working_path(target)
-    store = _store(plan, folder, overwrite)
+    store = _store(plan, working_path(target), overwrite)
     done = store.done()
-    todo = [sample for sample in range(len(plan.windows)) if not done[sample]]
-    finished = len(plan.windows) - len(todo)
+    todo = [sample for sample in range(len(done)) if not done[sample]]
+    finished = len(done) - len(todo)
     if progress is not None:
-        progress(finished, len(plan.windows))
+        progress(finished, len(done))
     with pool:
         for sample, fields in plan.compute(model, todo, pool):
             store.write(sample, fields)
             finished += 1
             if progress is not None:
-                progress(finished, len(plan.windows))
+                progress(finished, len(done))
     return store.finish(target, overwrite=overwrite)
 
 

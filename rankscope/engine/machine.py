@@ -29,17 +29,21 @@ def estimate(model: LoadedModel, recipe: Recipe, workers: int) -> int:
         Estimate: what each worker holds of one matrix at a time, two layers of query and key, the
         hidden states of the forward pass, and the spectra of two windows.
     """
-    config = model.model.config.get_text_config()
     n = recipe.length
+    # P in float32, its Gram matrix in float64
+    matrices = workers * n * n * (4 + 8)
+    curves = model.info.n_layers * model.info.n_heads * n * 8 * (4 if recipe.centred else 3)
+    return matrices + hidden_states(model, n) + 2 * curves
+
+
+def hidden_states(model: LoadedModel, n: int) -> int:
+    """Bytes of what a captured forward pass of one window of n tokens holds; an estimate."""
+    config = model.model.config.get_text_config()
     hidden = int(getattr(config, "hidden_size", None) or config.d_model)
     inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
     width = torch.finfo(model.model.dtype).bits // 8
-    # P in float32, its Gram matrix in float64
-    matrices = workers * n * n * (4 + 8)
     # query and key of two layers, one layer's own three, what it passes on, its feed-forward part
-    states = n * width * ((2 * 2 + 3 + 4) * hidden + 2 * inner)
-    curves = model.info.n_layers * model.info.n_heads * n * 8 * (4 if recipe.centred else 3)
-    return matrices + states + 2 * curves
+    return n * width * ((2 * 2 + 3 + 4) * hidden + 2 * inner)
 
 
 def free_memory() -> int:

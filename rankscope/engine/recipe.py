@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankscope.attention import check_special
+from rankscope.exceptions import UsageError
 from rankscope.linalg import check_driver
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What is measured, and how; stored with every result.
-
-    P is taken after the softmax, its singular values (not eigenvalues) uncentred, one decomposition
-    for every window, layer and head; curves are averaged afterwards, never the matrices.
+class Sampling:
+    """Which windows of a corpus, and which of a model's attention; stored with every result.
 
     Attributes
     ----------
@@ -21,6 +19,8 @@ class Recipe:
         Tokens of a window, special tokens included.
     windows : int or None
         How many; all that the corpus holds when None.
+    skip : int
+        Windows left out at the start, so that two runs on one corpus share none.
     mode : {"packed", "document", "overlap"}
     overlap : int
         Tokens that neighbouring windows share, in the mode of that name.
@@ -29,21 +29,40 @@ class Recipe:
     group : {"encoder", "decoder", "cross"} or None
         Which attention of a model that has several; None means its first.
     layers : tuple of int or None
-    driver : {"gram", "svd"}
-    centred : bool
-        Also the spectrum of P less its mean row.
     """
 
     length: int = 512
     windows: int | None = 8
+    skip: int = 0
     mode: str = "packed"
     overlap: int = 0
     special: str = "keep"
     group: str | None = None
     layers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_special(self.special)
+        if self.skip < 0:
+            raise UsageError(f"{self.skip} windows cannot be skipped", "use 0 or more")
+
+
+@dataclass(frozen=True)
+class Recipe(Sampling):
+    """How spectra are measured.
+
+    P is taken after the softmax, its singular values (not eigenvalues) uncentred, one decomposition
+    for every window, layer and head; curves are averaged afterwards, never the matrices.
+
+    Attributes
+    ----------
+    driver : {"gram", "svd"}
+    centred : bool
+        Also the spectrum of P less its mean row.
+    """
+
     driver: str = "gram"
     centred: bool = False
 
     def __post_init__(self) -> None:
-        check_special(self.special)
+        super().__post_init__()
         check_driver(self.driver)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from rankscope.status import Status
 if TYPE_CHECKING:
     from types import TracebackType
 
+
+Result = TypeVar("Result")
 
 BATCH = 64
 """Matrices that a GPU solves at once, at most."""
@@ -209,6 +211,21 @@ class Workers:
         for future in futures:
             future.result()
         return Spectrum(values, status)
+
+    def map(self, work: Callable[[int], Result], count: int) -> list[Result]:
+        """`work(0)` … `work(count − 1)`, shared by the workers, results in order.
+
+        Parameters
+        ----------
+        work : callable
+            Called in a worker with a number.
+        count : int
+
+        Returns
+        -------
+        list
+        """
+        return list(self._pool.map(work, range(count)))
 
     def _buffers(self, shape: tuple[int, int]) -> Buffers:
         # kept for each thread: fresh memory costs more page faults than the product itself

@@ -162,8 +162,8 @@ class RunStore:
         sample : int
             Number of the window, from 0.
         fields : mapping of str to array
-            All variables of the run, each without its dimensions model, corpus and sample: curves
-            (layer, head, index), numbers (layer, head), ``n_tokens`` a number.
+            All variables of the run, each without its dimensions model, corpus and sample: in a run
+            of spectra curves (layer, head, index), numbers (layer, head), ``n_tokens`` a number.
 
         Raises
         ------
@@ -204,7 +204,8 @@ class RunStore:
         """
         with reading(self.path):
             status = np.asarray(self._arrays["status"][...])
-        return np.asarray((status != Status.absent).all(axis=(0, 1, 3, 4)))
+        done = status != Status.absent
+        return np.asarray(done.all(axis=tuple(i for i in range(done.ndim) if i != 2)))
 
     def dataset(self) -> xr.Dataset:
         """The run as it stands, lazy; windows that are not done have the status absent."""

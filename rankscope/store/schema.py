@@ -1,8 +1,8 @@
 """What a run's dataset holds, and the hash that tells one set of settings from another.
 
-The dimensions are ``model, corpus, sample, layer, head, index``; a sample is one window of tokens,
-and ``index`` is k, the number of singular values that are kept: ``cumulative_ratio.sel(index=128)``
-is the sum of the first 128 over that of all.
+The dimensions of every run start with ``model, corpus, sample``; a sample is one window of tokens.
+In a run of spectra ``layer, head, index`` follow, and ``index`` is k, the number of singular values
+that are kept: ``cumulative_ratio.sel(index=128)`` is the sum of the first 128 over that of all.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ import numpy as np
 from rankscope.status import Status
 from rankscope.store.layout import Layout, VariableLayout
 
-MATRIX = ("model", "corpus", "sample", "layer", "head")
+WINDOW = ("model", "corpus", "sample")
+MATRIX = (*WINDOW, "layer", "head")
 CURVE = (*MATRIX, "index")
 
-# name: dimensions, type, what it is
-VARIABLES: Mapping[str, tuple[tuple[str, ...], str, str]] = {
+Variables = Mapping[str, tuple[tuple[str, ...], str, str]]
+"""name: dimensions, type, what it is"""
+
+SPECTRA: Variables = {
     "singular_value": (CURVE, "float64", "singular value of the attention matrix"),
     "cumulative_ratio": (CURVE, "float64", "sum of the first k singular values over all"),
     "energy_ratio": (CURVE, "float64", "sum of the first k squared singular values over all"),
@@ -32,10 +35,15 @@ VARIABLES: Mapping[str, tuple[tuple[str, ...], str, str]] = {
     "spectral_gap": (MATRIX, "float64", "first minus second singular value, over the first"),
     "numerical_rank": (MATRIX, "float64", "number of singular values above the tolerance"),
     "rank_90": (MATRIX, "float64", "smallest k whose cumulative ratio reaches 0.9"),
-    "n_tokens": (MATRIX[:3], "int32", "size n of the window's matrices"),
+    "n_tokens": (WINDOW, "int32", "size n of the window's matrices"),
     "status": (MATRIX, "int8", "what became of the matrix"),
 }
-CENTRED = ("centred_singular_value", "singular value of the matrix less its mean row")
+"""Variables of a run of spectra."""
+
+CENTRED: Variables = {
+    "centred_singular_value": (CURVE, "float64", "singular value of the matrix less its mean row")
+}
+"""What a run of spectra has beside them when it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +54,15 @@ class RunSchema:
     ----------
     model, corpus : str
         Their names.
-    n_samples : int
-        Number of windows, at least 1.
-    layers : tuple of int
-        Numbers of the layers.
-    n_heads : int
-        Heads of each layer.
-    n_index : int
-        Largest size n of a matrix; ``index`` runs from 1 to it.
     text_id, window, token_start, token_end : (n_samples,) int64
-        Where each window comes from.
-    layer_attention : sequence of str
-        ``"global"`` or ``"local"`` for each layer.
-    centred : bool
-        Whether the spectra of the centred matrices are kept too.
+        Where each window comes from; at least one.
+    axes : mapping of str to (size,) array
+        Dimensions beyond model, corpus and sample, in order, each with its coordinate; none empty.
+    variables : mapping
+        What every window gives: dimensions, type and description. All start with the dimensions
+        model, corpus and sample; ``status``, an int8, is among them.
+    labels : mapping of str to (dimension, values)
+        Further coordinates on those dimensions.
     attrs : mapping
         Attributes of the dataset; ``settings_hash`` is required, and ``recipe_json`` lets a
         refused resume say which settings differ.
@@ -67,60 +70,66 @@ class RunSchema:
 
     model: str
     corpus: str
-    n_samples: int
-    layers: tuple[int, ...]
-    n_heads: int
-    n_index: int
     text_id: np.ndarray
     window: np.ndarray
     token_start: np.ndarray
     token_end: np.ndarray
-    layer_attention: tuple[str, ...]
-    centred: bool = False
+    axes: Mapping[str, np.ndarray]
+    variables: Variables
+    labels: Mapping[str, tuple[str, np.ndarray]] = field(default_factory=dict)
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if min(self.n_samples, len(self.layers), self.n_heads, self.n_index) < 1:
-            raise ValueError("a run has at least one sample, layer, head and index")
-        if len(self.layer_attention) != len(self.layers):
-            raise ValueError("layer_attention needs one label a layer")
-        for name in ("text_id", "window", "token_start", "token_end"):
+        if min([self.n_samples, *map(len, self.axes.values())]) < 1:
+            raise ValueError("a run has at least one sample, and no empty axis")
+        for name, (dim, values) in self.labels.items():
+            if len(values) != len(self.axes[dim]):
+                raise ValueError(f"{name} needs one label a {dim}")
+        for name in ("window", "token_start", "token_end"):
             if np.shape(getattr(self, name)) != (self.n_samples,):
                 raise ValueError(f"{name} needs one number a sample")
-        if "settings_hash" not in self.attrs:
-            raise ValueError("attrs needs settings_hash")
+        for name, (dims, *_) in self.variables.items():
+            if dims[:3] != WINDOW or not {*dims[3:]} <= {*self.axes}:
+                raise ValueError(f"{name} has dimensions {dims} that the run does not have")
+        if "settings_hash" not in self.attrs or "status" not in self.variables:
+            raise ValueError("a run needs settings_hash among its attrs, and a status")
+
+    @property
+    def n_samples(self) -> int:
+        """Number of windows."""
+        return len(self.text_id)
 
     def coords(self) -> dict[str, tuple[str, np.ndarray]]:
         """Dimension and values of each coordinate."""
+
+        def whole(values: np.ndarray) -> tuple[str, np.ndarray]:
+            return "sample", np.asarray(values, dtype=np.int64)
+
         return {
             "model": ("model", np.array([self.model])),
             "corpus": ("corpus", np.array([self.corpus])),
-            "sample": ("sample", np.arange(self.n_samples, dtype=np.int64)),
-            "layer": ("layer", np.array(self.layers, dtype=np.int64)),
-            "head": ("head", np.arange(self.n_heads, dtype=np.int64)),
-            "index": ("index", np.arange(1, self.n_index + 1, dtype=np.int64)),
-            "text_id": ("sample", np.asarray(self.text_id, dtype=np.int64)),
-            "window": ("sample", np.asarray(self.window, dtype=np.int64)),
-            "token_start": ("sample", np.asarray(self.token_start, dtype=np.int64)),
-            "token_end": ("sample", np.asarray(self.token_end, dtype=np.int64)),
-            "attention": ("layer", np.array(self.layer_attention, dtype=str)),
+            "sample": whole(np.arange(self.n_samples)),
+            **{name: (name, np.asarray(values)) for name, values in self.axes.items()},
+            "text_id": whole(self.text_id),
+            "window": whole(self.window),
+            "token_start": whole(self.token_start),
+            "token_end": whole(self.token_end),
+            **{name: (dim, np.asarray(values)) for name, (dim, values) in self.labels.items()},
         }
 
     def layout(self) -> Layout:
         """Description of the dataset; every type and width is fixed by it."""
-        sizes = (1, 1, self.n_samples, len(self.layers), self.n_heads, self.n_index)
+        sizes = dict(zip(WINDOW, (1, 1, self.n_samples), strict=True))
+        sizes |= {name: len(values) for name, values in self.axes.items()}
         coords = {
             name: VariableLayout((dim,), _dtype_name(values), coord=True)
             for name, (dim, values) in self.coords().items()
         }
-        names = dict(VARIABLES)
-        if self.centred:
-            names[CENTRED[0]] = (CURVE, "float64", CENTRED[1])
         variables = {
             name: VariableLayout(dims, dtype, attrs={"long_name": what, **_flags(name)})
-            for name, (dims, dtype, what) in names.items()
+            for name, (dims, dtype, what) in self.variables.items()
         }
-        return Layout(dict(zip(CURVE, sizes, strict=True)), coords | variables, dict(self.attrs))
+        return Layout(sizes, coords | variables, dict(self.attrs))
 
 
 def canonical_json(settings: Mapping[str, Any]) -> str:

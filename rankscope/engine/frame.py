@@ -1,0 +1,235 @@
+"""What runs share before they compute: windows, layers, and the settings that are recorded."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rankscope.approximations import Shape
+from rankscope.attention import Attention
+from rankscope.capture import capture
+from rankscope.capture.roads import expected_layers, layer_reach
+from rankscope.engine.recipe import Sampling
+from rankscope.exceptions import UsageError
+from rankscope.models import check_length
+from rankscope.store.schema import RunSchema, Variables, canonical_json, settings_hash
+from rankscope.text import windows as cut_windows
+
+if TYPE_CHECKING:
+    from rankscope.models import LoadedModel
+    from rankscope.text import Corpus, Window
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Windows and layers of a run.
+
+    Attributes
+    ----------
+    windows : sequence of Window
+    sizes : (n_samples,) int64
+        Tokens of each window that take part, special tokens dropped where that was asked for.
+    sampling : Sampling
+    group : str
+    layers : tuple of int
+    n_layers, n_heads : int
+        What the group has, of which `layers` may be a part.
+    layer_attention : tuple of str
+        ``"global"`` or ``"local"`` for each layer.
+    causal : bool
+    model, corpus : mapping
+        What is recorded of them.
+    """
+
+    windows: Sequence[Window]
+    sizes: NDArray[np.int64]
+    sampling: Sampling
+    group: str
+    layers: tuple[int, ...]
+    n_layers: int
+    n_heads: int
+    layer_attention: tuple[str, ...]
+    causal: bool
+    model: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: LoadedModel, corpus: Corpus, sampling: Sampling) -> Frame:
+        """Cut the windows and choose the layers.
+
+        Raises
+        ------
+        UsageError, TextError
+            For windows that the model or the corpus does not have, unknown groups and layers.
+        """
+        check_length(model.info, sampling.length)
+        counts = expected_layers(model.model)
+        group = sampling.group or next(iter(counts))
+        if group not in counts:
+            raise UsageError(
+                f"{model.info.name} has no {group} attention", f"one of {', '.join(counts)}"
+            )
+        count = counts[group]
+        layers = tuple(sorted(set(sampling.layers))) if sampling.layers else tuple(range(count))
+        if bad := [layer for layer in layers if not 0 <= layer < count]:
+            raise UsageError(
+                f"{model.info.name} has no layer {', '.join(map(str, bad))}",
+                f"its {group} has layers 0 to {count - 1}",
+            )
+        wanted = sampling.windows
+        windows = cut_windows(
+            corpus,
+            model.tokenizer,
+            length=sampling.length,
+            count=None if wanted is None else wanted + sampling.skip,
+            mode=sampling.mode,
+            overlap=sampling.overlap,
+        )[sampling.skip :]
+        if not windows:
+            raise UsageError(
+                f"{corpus.name} has no window left after {sampling.skip} were skipped",
+                "skip fewer, or use a longer text",
+            )
+        reach = layer_reach(model.model)
+        heads = model.info.n_heads if group == "encoder" else None
+        computed = torch.promote_types(model.model.dtype, torch.float32)
+        return cls(
+            windows=windows,
+            sizes=np.array([_kept(window, sampling) for window in windows]),
+            sampling=sampling,
+            group=group,
+            layers=layers,
+            n_layers=count,
+            n_heads=heads or model.info.n_decoder_heads or model.info.n_heads,
+            layer_attention=tuple("local" if reach.get(i) else "global" for i in layers),
+            causal=group == "decoder",
+            model=model.info.as_dict(),
+            corpus={
+                "name": corpus.name,
+                "sha256": corpus.sha256,
+                "options": corpus.options.as_dict(),
+            },
+            attrs={
+                "corpus_source": corpus.source,
+                "stored_dtype": model.info.stored_dtype or model.info.dtype,
+                "model_dtype": model.info.dtype,
+                "matrix_dtype": str(computed).removeprefix("torch."),
+                "float32_matmul_precision": "highest",
+                "device": model.info.device,
+            },
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest window that take part, at least 1."""
+        return max(1, int(self.sizes.max()))
+
+    @property
+    def shape(self) -> Shape:
+        """What methods are checked against."""
+        return Shape(
+            model=str(self.model["name"]),
+            weights_sha256=self.model["weights_sha256"],
+            layers=self.layers,
+            n_heads=self.n_heads,
+            length=self.length,
+            causal=self.causal,
+        )
+
+    def schema(
+        self,
+        title: str,
+        variables: Variables,
+        axes: Mapping[str, NDArray[Any]],
+        *,
+        labels: Mapping[str, tuple[str, NDArray[Any]]] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        by_head: bool = True,
+    ) -> RunSchema:
+        """Layout of the run's dataset.
+
+        Parameters
+        ----------
+        title : str
+            What the dataset holds.
+        variables, axes, labels
+            As in :class:`RunSchema`; layers and heads come first by themselves.
+        settings : mapping, optional
+            Settings of the run beyond its sampling; they enter the hash.
+        attrs : mapping, optional
+            Further attributes, which do not.
+        by_head : bool
+            Whether the run has the dimensions layer and head.
+        """
+        own = {"layer": np.array(self.layers), "head": np.arange(self.n_heads)} if by_head else {}
+        attention = {"attention": ("layer", np.array(self.layer_attention))} if by_head else {}
+        recipe = {
+            "recipe": asdict(self.sampling) | {"group": self.group},
+            "model": {
+                key: value
+                for key, value in self.model.items()
+                if key not in ("spec", "device", "source")
+            },
+            "corpus": dict(self.corpus),
+            **(settings or {}),
+        }
+        versions = {
+            name: importlib.metadata.version(name)
+            for name in ("rankscope", "torch", "transformers", "numpy", "scipy", "numba")
+        }
+        return RunSchema(
+            model=str(self.model["name"]),
+            corpus=str(self.corpus["name"]),
+            text_id=np.array([window.text_id for window in self.windows]),
+            window=np.array([window.number for window in self.windows]),
+            token_start=np.array([window.start for window in self.windows]),
+            token_end=np.array([window.end for window in self.windows]),
+            axes={**own, **axes},
+            variables=variables,
+            labels={**attention, **(labels or {})},
+            attrs={
+                "title": title,
+                "settings_hash": settings_hash(recipe),
+                "recipe_json": canonical_json(recipe),
+                "model_json": canonical_json(self.model),
+                **self.attrs,
+                **(attrs or {}),
+                "versions_json": canonical_json(versions | {"python": platform.python_version()}),
+            },
+        )
+
+    def attentions(
+        self, model: LoadedModel, samples: Sequence[int], *, values: bool
+    ) -> Iterator[tuple[int, Attention]]:
+        """The chosen layers of every window of `samples` that has tokens, one layer at a time."""
+        alive = [sample for sample in samples if self.sizes[sample] > 0]
+        if not alive:
+            return
+        stream = capture(
+            model,
+            [self.windows[sample] for sample in alive],
+            layers=self.layers,
+            group=self.group,  # type: ignore[arg-type]
+            special=self.sampling.special,  # type: ignore[arg-type]
+            values=values,
+        )
+        # closing: an error or an interrupt here must not leave the model borrowed
+        with closing(stream):  # type: ignore[type-var]
+            for attention in stream:
+                sample = alive[attention.samples[0]]
+                yield sample, attention
+                del attention
+
+
+def _kept(window: Window, sampling: Sampling) -> int:
+    return window.n_tokens if sampling.special == "keep" else int((~window.special).sum())
