@@ -27,7 +27,7 @@ from rankscope.models.tokenizers import (
     wrap,
 )
 
-ROBERTA = HashTokenizer(50265, (0,), (2,), 1, (0, 1, 2, 3, 50264))
+ROBERTA = HashTokenizer(50265, (0,), (2,), 1, (0, 1, 2, 3, 50264), 50264)
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"abcdefghij"]
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import transformers as tf
 from transformers import PreTrainedModel
 
+from rankscope.models import LoadedModel, ModelInfo
+from rankscope.models.tokenizers import HashTokenizer
+from rankscope.text import Window
+
 VOCABULARY = 50
+MASK = VOCABULARY - 1
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
@@ -81,3 +87,32 @@ def tiny(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         torch.manual_seed(seed)
         model = tf.AutoModel.from_config(tiny_config(family, initializer_range=0.25, **changes))
     return model.eval()
+
+
+def tiny_with_head(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """The same with its language-model head: causal for GPT-2 and Llama, else masked."""
+    causal = family in ("gpt2", "llama")
+    auto = tf.AutoModelForCausalLM if causal else tf.AutoModelForMaskedLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto.from_config(tiny_config(family, initializer_range=0.25, **changes))
+    return model.eval()
+
+
+def as_loaded(model: PreTrainedModel, head: Any = None, mask: int | None = MASK) -> LoadedModel:
+    """A model of this file as `load` would give it."""
+    info = ModelInfo(
+        spec="tiny", name="tiny", family=model.config.model_type, n_layers=3, n_heads=4,
+        n_decoder_layers=None, n_decoder_heads=None, max_tokens=16, stored_dtype=None,
+        dtype="float32", device="cpu", weights_sha256=None, seed=0, revision=None, missing=(),
+        unexpected=(), tokenizer="hash", source="random",
+    )  # fmt: skip
+    tokenizer = HashTokenizer(VOCABULARY, (0,), (2,), 1, (0, 1, 2, 3), mask)
+    return LoadedModel(model, tokenizer, info, head)
+
+
+def window(*ids: int) -> Window:
+    """A window whose first and last token are special."""
+    special = np.zeros(len(ids), dtype=bool)
+    special[[0, -1]] = True
+    return Window(np.array(ids), special, 0, 0, 0, len(ids) - 2)

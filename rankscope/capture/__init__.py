@@ -7,6 +7,9 @@ their query, key and value layers. Either way P is computed by `Attention`, when
 
 The forward pass runs in a thread of its own and waits while a layer is ready and not yet taken;
 closing the stream, an error and a normal end all restore the model.
+
+Whoever hears a layer may also change its output: :mod:`rankscope.capture.replacement` runs a model
+whose attention is replaced, without a thread.
 """
 
 from __future__ import annotations
@@ -14,27 +17,29 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from rankscope.attention import Attention, Group, Special, check_special
 from rankscope.capture import roads
-from rankscope.capture.batches import Batch, Windows, batches_of
-from rankscope.exceptions import CaptureError, UsageError
-from rankscope.models import LoadedModel, check_length
+from rankscope.capture.batches import Batch, Windows
+from rankscope.capture.lending import (
+    RollCall,
+    borrowed,
+    checked_batches,
+    in_quarters,
+    network_of,
+)
+from rankscope.exceptions import UsageError
+from rankscope.models import LoadedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["Attention", "capture"]
-
-_CHUNK = "chunk_size_feed_forward"
-
-_busy = threading.Lock()
-_captured: set[int] = set()
 
 
 def capture(
@@ -88,14 +93,11 @@ def capture(
         If the layers that arrive are not those that the configuration promises.
     """
     check_special(special)
-    if batch_size < 1:
-        raise UsageError(f"batch size {batch_size} holds no window", "use at least 1")
-    network = model.model if isinstance(model, LoadedModel) else model
+    network = network_of(model)
     road = roads.choose(network)
     expected = roads.expected_layers(network)
     wanted = _wanted(expected, layers, group)
-    batches = batches_of(windows, attention_mask, batch_size, _special_ids(model), network.config)
-    batches = [_checked(batch, network.config) for batch in batches]
+    batches = checked_batches(model, windows, attention_mask, batch_size)
     handout = _Handout(wanted, special, values)
     return _stream(network, road, batches, expected, handout)
 
@@ -121,21 +123,15 @@ class _Delivery:
         batch: Batch,
         handout: _Handout,
         handover: _Handover,
+        roll: RollCall,
     ) -> None:
         self.batch = batch
         self.handout = handout
         self.handover = handover
-        self.seen: set[tuple[Group, int]] = set()
+        self.roll = roll
 
     def __call__(self, heard: roads.Heard) -> None:
-        place = (heard.group, heard.layer)
-        if place in self.seen:
-            raise CaptureError(
-                f"{heard.group} layer {heard.layer} attended twice in one forward pass",
-                "a model that recomputes or shares layers cannot be captured this way",
-            )
-        self.seen.add(place)
-        if place not in self.handout.wanted:
+        if self.roll.answer(heard) not in self.handout.wanted:
             return
         for attention in self.batch.split(heard, self.handout.special, self.handout.values):
             self.handover.give(attention)
@@ -188,16 +184,16 @@ def _stream(
             try:
                 with torch.no_grad():
                     for batch in batches:
-                        delivery = _Delivery(batch, handout, handover)
-                        _in_quarters(network, batch.ids.shape[1])
-                        with road.listening(delivery):
+                        roll = RollCall(expected)
+                        in_quarters(network, batch.ids.shape[1])
+                        with road.listening(_Delivery(batch, handout, handover, roll)):
                             network(**batch.inputs(network))
-                        _check_complete(delivery.seen, expected)
+                        roll.close()
                 handover.give(None)
             except Exception as error:
                 handover.give(error)
 
-    with _borrowed(network), road.installed():
+    with borrowed(network), road.installed():
         producer = threading.Thread(target=run, name="rankscope-forward", daemon=True)
         producer.start()
         try:
@@ -210,58 +206,6 @@ def _stream(
         finally:
             handover.stop()
             producer.join()
-
-
-@contextmanager
-def _borrowed(network: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode and full float32 products while the context is open, for one reader."""
-    with _busy:
-        if id(network) in _captured:
-            raise CaptureError(
-                "this model is already being captured", "exhaust or close the other stream first"
-            )
-        _captured.add(id(network))
-    training = {module: module.training for module in network.modules()}
-    chunks = {module: getattr(module, _CHUNK) for module in _chunkable(network)}
-    precision = torch.get_float32_matmul_precision()
-    try:
-        network.eval()
-        torch.set_float32_matmul_precision("highest")
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-        for module, flag in training.items():
-            module.training = flag
-        for module, size in chunks.items():
-            setattr(module, _CHUNK, size)
-        with _busy:
-            _captured.discard(id(network))
-
-
-def _chunkable(network: PreTrainedModel) -> list[torch.nn.Module]:
-    return [module for module in network.modules() if hasattr(module, _CHUNK)]
-
-
-def _in_quarters(network: PreTrainedModel, n: int) -> None:
-    """Let BERT-like layers do their feed-forward part for a quarter of the tokens at a time.
-
-    Every token has its own, so that nothing changes but memory: the hidden values of all tokens
-    would be the largest thing of the whole run.
-    """
-    for module in _chunkable(network):
-        setattr(module, _CHUNK, n // 4 if n % 4 == 0 else 0)
-
-
-def _check_complete(seen: set[tuple[Group, int]], expected: dict[Group, int]) -> None:
-    promised = {(group, layer) for group, count in expected.items() for layer in range(count)}
-    if seen != promised:
-        missing = sorted(promised - seen)
-        extra = sorted(seen - promised)
-        raise CaptureError(
-            f"{len(seen)} attention layers arrived where the configuration promises "
-            f"{len(promised)} (missing {missing[:6]}, unexpected {extra[:6]})",
-            "the model's class does not follow its configuration; nothing was written",
-        )
 
 
 def _wanted(
@@ -285,24 +229,3 @@ def _wanted(
             )
         wanted |= {(name, layer) for layer in (range(count) if chosen is None else chosen)}
     return wanted
-
-
-def _checked(batch: Batch, config: Any) -> Batch:
-    check_length(config, batch.longest)
-    vocabulary = getattr(config, "vocab_size", None)
-    low, high = batch.range_of_ids()
-    if low < 0 or (vocabulary is not None and high >= vocabulary):
-        raise UsageError(
-            f"token ids {low} … {high} do not fit a vocabulary of {vocabulary}",
-            "the tokenizer is not the model's",
-        )
-    return batch
-
-
-def _special_ids(model: LoadedModel | PreTrainedModel) -> frozenset[int]:
-    config = model.model.config if isinstance(model, LoadedModel) else model.config
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
-    ids = {getattr(config, name, None) for name in names}
-    if isinstance(model, LoadedModel):
-        ids |= {*model.tokenizer.prefix, *model.tokenizer.suffix}
-    return frozenset(i for i in ids if isinstance(i, int))

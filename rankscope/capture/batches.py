@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rankscope.attention import Attention, Special
-from rankscope.exceptions import UsageError
+from rankscope.exceptions import MethodError, UsageError
 from rankscope.text import Window
 
 if TYPE_CHECKING:
@@ -72,10 +72,61 @@ class Batch:
 
     def split(self, heard: Heard, special: Special, values: bool) -> Iterator[Attention]:
         """The attention of this batch, padding cut off: whole, or row by row where rows differ."""
+        for members in self._alike():
+            yield self._attention(heard, members, special, values)
+
+    def edited(
+        self,
+        own: torch.Tensor,
+        heard: Heard,
+        heads: Sequence[int],
+        output: Callable[[Attention], torch.Tensor],
+    ) -> torch.Tensor:
+        """A module's output with that of some heads replaced where there is no padding.
+
+        Parameters
+        ----------
+        own : (batch, head, n, d_v) tensor
+            The module's own; what stands in padded rows and in other heads stays.
+        heard : Heard
+            What the module was given.
+        heads : sequence of int
+        output : function
+            From each part that :meth:`split` gives, values included, to the output of all its
+            heads.
+
+        Returns
+        -------
+        (batch, head, n, d_v) tensor
+            A new one, in the type of `own`.
+
+        Raises
+        ------
+        MethodError
+            If `output` gives another shape.
+        """
+        edited = own.clone()
+        chosen = torch.tensor(heads, device=own.device)[:, None]
+        for rows in self._alike():
+            attention = self._attention(heard, rows, "keep", values=True)
+            found = output(attention)
+            wanted = (*attention.query.shape[:3], own.shape[-1])
+            if found.shape != wanted:
+                raise MethodError(
+                    f"the output that replaces {heard.group} layer {heard.layer} has the shape "
+                    f"{tuple(found.shape)} instead of {wanted}",
+                    "mend the method",
+                )
+            here = self.mask[rows[0]].nonzero().squeeze(-1).to(own.device)
+            members = torch.tensor(rows, device=own.device)[:, None, None]
+            edited[members, chosen, here] = found[:, list(heads)].to(own.dtype)
+        return edited
+
+    def _alike(self) -> list[list[int]]:
+        """Rows that can be treated as one tensor: all of them, or each by itself."""
         rows = list(range(len(self.samples)))
         alike = bool((self.mask == self.mask[0]).all() and (self.special == self.special[0]).all())
-        for members in [rows] if alike else [[row] for row in rows]:
-            yield self._attention(heard, members, special, values)
+        return [rows] if alike else [[row] for row in rows]
 
     def _attention(
         self, heard: Heard, rows: list[int], special: Special, values: bool

@@ -6,7 +6,6 @@ Only this file and :mod:`rankscope.capture` know the inside of transformers.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,13 +14,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from rankscope.attention import Group
+from rankscope.capture.kernel import IMPLEMENTATION, current, kernel
 from rankscope.exceptions import CaptureError, UnsupportedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-IMPLEMENTATION = "rankscope"
-"""Name under which our kernel and its mask stand in transformers' registries."""
 
 REFUSED = {
     "longformer": "its band layers give n × (w + 1) strips, not n × n matrices",
@@ -50,7 +47,11 @@ class Heard:
     local: int | None
 
 
-Listener = Callable[[Heard], None]
+Edit = Callable[[torch.Tensor], torch.Tensor]
+"""From a module's own output P·V, (batch, head, n, d_v), to the one that the model goes on with."""
+
+Listener = Callable[[Heard], Edit | None]
+"""Hears an attention module; an `Edit` in return changes the module's output."""
 
 
 class Road(Protocol):
@@ -61,7 +62,7 @@ class Road(Protocol):
         ...
 
     def listening(self, listener: Listener) -> AbstractContextManager[None]:
-        """Send what the forward passes of this thread say to `listener`."""
+        """Send what the forward passes of this thread say to `listener`, and do as it says."""
         ...
 
 
@@ -170,10 +171,6 @@ class _Places:
         return "decoder" if "decoder" in parts else "encoder"
 
 
-# forward passes run in threads: each thread's kernel calls go to its own listener
-_current = threading.local()
-
-
 class InterfaceRoad:
     """Our kernel in place of the model's, through ``AttentionInterface``."""
 
@@ -186,7 +183,7 @@ class InterfaceRoad:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import eager_mask
 
-        AttentionInterface.register(IMPLEMENTATION, _kernel)
+        AttentionInterface.register(IMPLEMENTATION, kernel)
         # without a mask of its own the kernel would get None, and attend to padding
         AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
         configs = [
@@ -206,73 +203,17 @@ class InterfaceRoad:
     def listening(self, listener: Listener) -> Iterator[None]:
         calls = 0
 
-        def hear(module: torch.nn.Module, **given: Any) -> None:
+        def hear(module: torch.nn.Module, **given: Any) -> Edit | None:
             nonlocal calls
             group, layer = self.places.of(module, calls)
             calls += 1
-            listener(Heard(group=group, layer=layer, **given))
+            return listener(Heard(group=group, layer=layer, **given))
 
-        _current.hear = hear
+        current.hear = hear
         try:
             yield
         finally:
-            del _current.hear
-
-
-def _kernel(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    position_bias: torch.Tensor | None = None,
-    is_causal: bool | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention kernel for transformers: hand over what came in, then the fused computation."""
-    for name in ("softcap", "s_aux", "head_mask"):
-        if others.get(name) is not None:
-            raise UnsupportedModel(
-                f"{type(module).__name__} changes its attention by `{name}`, "
-                "so that it is no softmax(QKᵀ + bias)"
-            )
-    if dropout:
-        raise CaptureError("dropout reached the attention", "the model left evaluation mode")
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    n, m = query.shape[2], key.shape[2]
-    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
-    causal = causal and n == m
-    bias = attention_mask
-    if bias is None and causal:
-        bias = torch.full((n, m), torch.finfo(query.dtype).min, device=query.device).triu(1)
-    if position_bias is not None:
-        bias = position_bias if bias is None else position_bias + bias
-    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    _current.hear(
-        module,
-        query=query.detach(),
-        key=key.detach(),
-        value=value.detach(),
-        scale=scale,
-        bias=None if bias is None else bias.detach(),
-        causal=causal,
-        # transformers counts the token itself
-        local=None if sliding_window is None else int(sliding_window) - 1,
-    )
-    if bool(torch.isfinite(query).all() and torch.isfinite(key).all()):
-        mask = None if bias is None else bias.to(query.dtype)
-        attend = torch.nn.functional.scaled_dot_product_attention
-        output = attend(query, key, value, attn_mask=mask, scale=scale)
-    else:
-        # the fused kernel turns rows of NaN into zeros, and the fault would vanish
-        scores = query @ key.mT * scale
-        output = torch.softmax(scores if bias is None else scores + bias, dim=-1) @ value
-    return output.transpose(1, 2).contiguous(), None
+            del current.hear
 
 
 @dataclass(frozen=True)
@@ -285,6 +226,8 @@ class HookedFamily:
         Class of the self-attention module.
     query, key, value : str
         Its linear layers.
+    output : str
+        Its linear layer that takes P·V, with the heads side by side.
     arguments : tuple of str
         Names of its forward's arguments, in order, for those given by position.
     biases : tuple of str
@@ -295,6 +238,7 @@ class HookedFamily:
     query: str
     key: str
     value: str
+    output: str
     arguments: tuple[str, ...]
     biases: tuple[str, ...]
 
@@ -305,6 +249,7 @@ HOOKED = {
         query="q",
         key="k",
         value="v",
+        output="o",
         arguments=("hidden_states", "attention_mask", "position_bias"),
         biases=("attention_mask", "position_bias"),
     )
@@ -353,13 +298,17 @@ class HookRoad:
 
             return hook
 
-        def after(*_: object) -> None:
-            self._tell(module, heard)
+        def between(_: object, args: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
+            edit = self._tell(module, heard)
             heard.clear()
+            if edit is None:
+                return None
+            heads = int(vars(module)["num_attention_heads"])
+            return (_side_by_side(edit(_by_head(args[0], heads))),)
 
         handles = [
             module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after),
+            getattr(module, self.family.output).register_forward_pre_hook(between),
             *(
                 getattr(module, name).register_forward_hook(keep(name))
                 for name in (self.family.query, self.family.key, self.family.value)
@@ -368,12 +317,12 @@ class HookRoad:
         for handle in handles:
             stack.callback(handle.remove)
 
-    def _tell(self, module: torch.nn.Module, heard: dict[str, torch.Tensor]) -> None:
+    def _tell(self, module: torch.nn.Module, heard: dict[str, torch.Tensor]) -> Edit | None:
         if self.listener is None:
-            return
+            return None
         heads = int(vars(module)["num_attention_heads"])
         query, key, value = (
-            heard[name].reshape(*heard[name].shape[:-1], heads, -1).transpose(1, 2)
+            _by_head(heard[name], heads)
             for name in (self.family.query, self.family.key, self.family.value)
         )
         bias: torch.Tensor | None = None
@@ -381,7 +330,7 @@ class HookRoad:
             if name in heard:
                 bias = heard[name] if bias is None else bias + heard[name]
         group, layer = self.places.of(module, calls=0)
-        self.listener(
+        return self.listener(
             Heard(
                 group=group,
                 layer=layer,
@@ -394,3 +343,11 @@ class HookRoad:
                 local=None,
             )
         )
+
+
+def _by_head(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    return tensor.reshape(*tensor.shape[:-1], heads, -1).transpose(1, 2)
+
+
+def _side_by_side(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(1, 2).flatten(2)

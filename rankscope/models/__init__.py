@@ -9,9 +9,9 @@ tokens in :mod:`rankscope.models.tokenizers`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from rankscope.exceptions import FileDamaged, ModelError, UsageError
 from rankscope.models.architecture import (
@@ -24,13 +24,20 @@ from rankscope.models.checkpoints import (
     RANDOM,
     Checkpoint,
     KnownModel,
-    Source,
     known_models,
     resolve,
     resolve_tokenizer,
 )
 from rankscope.models.hub import Need
-from rankscope.models.loading import draw, parameter_dtype, read
+from rankscope.models.loaded import Head, LoadedModel, ModelInfo
+from rankscope.models.loading import (
+    check_device,
+    draw,
+    head_of,
+    no_head,
+    parameter_dtype,
+    read,
+)
 from rankscope.models.tokenizers import (
     HashTokenizer,
     VocabularyTokenizer,
@@ -42,13 +49,12 @@ from rankscope.models.tokenizers import (
 from rankscope.models.weights import Weights, locate, sha256, stored_dtype
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-    from rankscope.text import Tokenizer
+    from transformers import PreTrainedConfig
 
 __all__ = [
     "DEFAULT_MODEL",
     "DTYPES",
+    "Head",
     "KnownModel",
     "LoadedModel",
     "ModelInfo",
@@ -62,86 +68,6 @@ __all__ = [
 DEFAULT_MODEL = BUILTIN
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 HASH = "hash"
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What was loaded, in plain values that are stored with every result.
-
-    Parameters
-    ----------
-    spec, name : str
-        What the user typed, and the short name for tables; a folder's name without its path.
-    family : str
-        The configuration's ``model_type``.
-    n_layers, n_heads : int
-        Attention layers and query heads a layer; of the encoder where there are two stacks.
-    n_decoder_layers, n_decoder_heads : int or None
-        The decoder's, None where there is only one stack.
-    max_tokens : int or None
-        Longest window, special tokens included; None without a limit.
-    stored_dtype, dtype : str or None, str
-        Type of the weights in the file (None if drawn) and as loaded.
-    device : str
-        Device of the model.
-    weights_sha256 : str or None
-        Checksum of the weights files; None if drawn, or not read yet.
-    seed : int or None
-        Seed of weights that were drawn, all of them or those that were missing.
-    revision : str or None
-        Commit of the hub repository.
-    missing, unexpected : tuple of str
-        Weights that the file lacks, and those that the model does not know.
-    tokenizer : str
-        Name of the tokenizer.
-    source : {"builtin", "folder", "hub", "extra", "random"}
-        Where the weights come from.
-    """
-
-    spec: str
-    name: str
-    family: str
-    n_layers: int
-    n_heads: int
-    n_decoder_layers: int | None
-    n_decoder_heads: int | None
-    max_tokens: int | None
-    stored_dtype: str | None
-    dtype: str
-    device: str
-    weights_sha256: str | None
-    seed: int | None
-    revision: str | None
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    tokenizer: str
-    source: Source
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as a dictionary that ``json.dumps`` takes."""
-        return {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in asdict(self).items()
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """A model in evaluation mode, its tokenizer and its provenance.
-
-    Parameters
-    ----------
-    model : transformers.PreTrainedModel
-        Base model, without a head; without a pooling layer where the family allows it.
-    tokenizer : rankscope.text.Tokenizer
-        Tokenizer.
-    info : ModelInfo
-        What was loaded.
-    """
-
-    model: PreTrainedModel
-    tokenizer: Tokenizer
-    info: ModelInfo
 
 
 @dataclass(frozen=True)
@@ -161,6 +87,7 @@ def load(
     seed: int = 0,
     allow_missing: bool = False,
     tokenizer: str | None = None,
+    head: bool | Literal["required"] = False,
 ) -> LoadedModel:
     """Load a model for evaluation, with its tokenizer.
 
@@ -184,6 +111,11 @@ def load(
     tokenizer : str, optional
         Another tokenizer: a folder, a model's name, or ``hash`` for :class:`HashTokenizer`, which
         ``random:roberta-*`` use unasked because their vocabulary cannot be had offline.
+    head : bool or "required"
+        Whether to load the family's language-model head too, if the checkpoint has its weights; a
+        head is never drawn beside weights that are trained. ``model.head`` says what was found;
+        with ``"required"`` nothing found is an error. Weights tied to the token embedding count as
+        there. ``random:`` draws a head, and the rest as without one.
 
     Returns
     -------
@@ -194,14 +126,20 @@ def load(
     UsageError
         For an unknown dtype, a device that is not there, or a tokenizer that does not fit.
     IncompleteWeights
-        If the file lacks weights that take part in the attention, or has them in another shape.
+        If the file lacks weights that take part in the attention, or has them in another shape;
+        with ``head="required"`` also if it lacks those of the head.
+    UnsupportedModel
+        With ``head="required"``, for a family that has no language-model head here.
     ModelError
         One of its kinds for what :func:`check` refuses.
     """
     prepared = _prepare(spec, dtype, device, seed, tokenizer, "download")
     info, checkpoint = prepared.info, prepared.checkpoint
+    wanted = head_of(prepared.config) if head else None
+    if head == "required" and wanted is None:
+        raise no_head(info.name, info.family)
     if checkpoint.source == "random":
-        model = draw(prepared.config, seed, dtype=dtype, name=info.name)
+        model = draw(prepared.config, seed, dtype=dtype, name=info.name, head=wanted)
     else:
         weights = prepared.weights or checkpoint.weights()
         digest = sha256(weights)
@@ -219,8 +157,11 @@ def load(
             seed=seed,
             allow_missing=allow_missing,
             remedy=checkpoint.remedy,
+            head=wanted,
         )
-        model = reading.model
+        if head == "required" and reading.head is None:
+            raise no_head(str(weights.entry), info.family, reading.headless)
+        model, wanted = reading.model, reading.head
         info = replace(
             info,
             stored_dtype=stored,
@@ -231,7 +172,7 @@ def load(
         )
     model = model.to(device).eval()
     info = replace(info, dtype=parameter_dtype(model))
-    return LoadedModel(model, prepared.tokenizer, info)
+    return LoadedModel(model, prepared.tokenizer, info, wanted)
 
 
 def check(
@@ -316,7 +257,7 @@ def _prepare(
         raise ModelError(
             f"{error.filename} cannot be read: {error.strerror}", "check its permissions"
         ) from error
-    _check_device(device)
+    check_device(device)
     config = build_config(checkpoint.config, checkpoint.where)
     facts = shape(config)
     loaded = hash_tokenizer(config) if named is None else load_tokenizer(*named)
@@ -368,25 +309,3 @@ def _here(checkpoint: Checkpoint) -> bool:
     assert checkpoint.folder is not None
     found = locate(checkpoint.folder)
     return found is not None and not found.missing
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    try:
-        parsed = torch.device(device)
-    except RuntimeError as error:
-        raise UsageError(f"unknown device {device!r}", "use cpu or cuda") from error
-    if parsed.type not in ("cpu", "cuda"):
-        raise UsageError(f"the device {device!r} is not supported", "use cpu or cuda")
-    if parsed.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UsageError(
-                f"the device {device!r} is not there: torch finds no CUDA device",
-                "use --device cpu, or install a torch that is built for CUDA",
-            )
-        if parsed.index is not None and parsed.index >= torch.cuda.device_count():
-            raise UsageError(
-                f"the device {device!r} is not there: torch finds {torch.cuda.device_count()}",
-                "count from cuda:0",
-            )

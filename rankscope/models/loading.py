@@ -10,8 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rankscope.exceptions import IncompleteWeights, ModelError
+from rankscope.exceptions import IncompleteWeights, ModelError, UnsupportedModel, UsageError
 from rankscope.models.architecture import quiet
+from rankscope.models.loaded import Head
 from rankscope.models.weights import Weights
 
 if TYPE_CHECKING:
@@ -29,16 +30,22 @@ class Reading:
     Parameters
     ----------
     model : transformers.PreTrainedModel
-        Base model.
+        Base model, or one with a head.
     missing : tuple of str
         Weights that the file lacks or has in another shape, and that were drawn instead.
     unexpected : tuple of str
         Weights of the file that the model does not know.
+    head : {"masked-lm", "causal-lm"} or None
+        The head that was asked for; None where it was not, or the file lacks some of its weights.
+    headless : tuple of str
+        Weights of that head that the file lacks or has in another shape.
     """
 
     model: PreTrainedModel
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
+    head: Head | None = None
+    headless: tuple[str, ...] = ()
 
 
 def torch_dtype(name: str) -> Any:
@@ -58,8 +65,86 @@ def parameter_dtype(model: PreTrainedModel) -> str:
     return "+".join(name for name, _ in counts.most_common())
 
 
+def check_device(device: str) -> None:
+    import torch
+
+    try:
+        parsed = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"unknown device {device!r}", "use cpu or cuda") from error
+    if parsed.type not in ("cpu", "cuda"):
+        raise UsageError(f"the device {device!r} is not supported", "use cpu or cuda")
+    if parsed.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(
+                f"the device {device!r} is not there: torch finds no CUDA device",
+                "use --device cpu, or install a torch that is built for CUDA",
+            )
+        if parsed.index is not None and parsed.index >= torch.cuda.device_count():
+            raise UsageError(
+                f"the device {device!r} is not there: torch finds {torch.cuda.device_count()}",
+                "count from cuda:0",
+            )
+
+
+def head_of(config: PreTrainedConfig) -> Head | None:
+    """The language-model head that transformers has for a family.
+
+    Parameters
+    ----------
+    config : transformers.PreTrainedConfig
+        Configuration.
+
+    Returns
+    -------
+    {"masked-lm", "causal-lm"} or None
+        None for encoder-decoders, whose heads predict something else, and for families without.
+
+    Examples
+    --------
+    >>> from transformers import GPT2Config, RobertaConfig, T5Config
+    >>> head_of(RobertaConfig()), head_of(GPT2Config()), head_of(T5Config())
+    ('masked-lm', 'causal-lm', None)
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+
+    if getattr(config, "is_encoder_decoder", False):
+        return None
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        return "masked-lm"
+    return "causal-lm" if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else None
+
+
+def no_head(where: str, family: str, lacking: tuple[str, ...] = ()) -> ModelError:
+    """The refusal of a model without the head that was required.
+
+    Parameters
+    ----------
+    where : str
+        Model or file.
+    family : str
+        The configuration's ``model_type``.
+    lacking : tuple of str
+        Weights of the head that the file lacks; none where the family has no head.
+    """
+    if lacking:
+        return IncompleteWeights(
+            f"{where} has no language-model head: it lacks {_listed(list(lacking))}",
+            "use a checkpoint that was saved with its head, or compare hidden states instead",
+        )
+    return UnsupportedModel(
+        f"{where}: no language-model head is known for the family {family}",
+        "use an encoder with a masked-LM head or a decoder, or compare hidden states instead",
+    )
+
+
 def draw(
-    config: PreTrainedConfig, seed: int, *, dtype: str = "float32", name: str = "the model"
+    config: PreTrainedConfig,
+    seed: int,
+    *,
+    dtype: str = "float32",
+    name: str = "the model",
+    head: Head | None = None,
 ) -> PreTrainedModel:
     """Build the architecture with fresh weights by transformers' own initialisation.
 
@@ -75,6 +160,8 @@ def draw(
         gives the same ones in every type.
     name : str
         Model's name, for messages.
+    head : {"masked-lm", "causal-lm"}, optional
+        Head to draw too; the base model's weights are the same as without.
 
     Returns
     -------
@@ -87,13 +174,21 @@ def draw(
         If transformers cannot build it.
     """
     import torch
-    from transformers import AutoModel
 
-    try:
-        with quiet(), torch.random.fork_rng(devices=[]):
+    def build(kind: Head | None) -> PreTrainedModel:
+        options = {} if kind else _without_pooling(config)
+        with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which would seed the CUDA devices too and not put them back.
             torch.default_generator.manual_seed(seed)
-            model = AutoModel.from_config(config, dtype=torch.float32, **_without_pooling(config))
+            return _class(kind).from_config(config, dtype=torch.float32, **options)
+
+    try:
+        with quiet():
+            model = build(None)
+            if head is not None:
+                base, model = model, build(head)
+                # a pooling layer may be in one of them alone
+                model.base_model.load_state_dict(base.state_dict(), strict=False)
     except Exception as error:
         raise ModelError(
             f"transformers cannot build {name}: {str(error).strip() or error!r}",
@@ -115,6 +210,7 @@ def read(
     seed: int = 0,
     allow_missing: bool = False,
     remedy: str = "",
+    head: Head | None = None,
 ) -> Reading:
     """Build the architecture with the weights of a checkpoint, and read the loading report.
 
@@ -132,6 +228,9 @@ def read(
         Whether to go on with weights that are missing or of another shape.
     remedy : str
         What to do if transformers cannot read the file.
+    head : {"masked-lm", "causal-lm"}, optional
+        Head to load with it. A file that lacks any of its weights gives the base model: they would
+        stay random, and the predictions with them.
 
     Returns
     -------
@@ -146,29 +245,15 @@ def read(
     ModelError
         If transformers cannot read the file.
     """
-    import torch
-    from transformers import AutoModel
-
-    try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            model, report = AutoModel.from_pretrained(
-                weights.entry.parent,
-                config=config,
-                dtype=torch_dtype(dtype),
-                output_loading_info=True,
-                # Otherwise the first mismatch raises, without the names of the others.
-                ignore_mismatched_sizes=True,
-                local_files_only=True,
-                use_safetensors=weights.kind == "safetensors",
-                **_without_pooling(config),
-            )
-    except Exception as error:
-        raise ModelError(
-            f"transformers cannot load {weights.entry} "
-            f"({weights.entry.stat().st_size} bytes): {str(error).strip() or error!r}",
-            remedy,
-        ) from error
+    model, report = _from_file(config, weights, dtype, seed, remedy, head)
+    headless: tuple[str, ...] = ()
+    if head is not None:
+        body = f"{model.base_model_prefix}."
+        lacking = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+        headless = tuple(sorted(name for name in lacking if not name.startswith(body)))
+        if headless:
+            model, report = _from_file(config, weights, dtype, seed, remedy, None)
+            head = None
     missing = sorted(report["missing_keys"])
     unexpected = sorted(report["unexpected_keys"])
     mismatched = {
@@ -179,7 +264,51 @@ def read(
     if (needed or mismatched) and not allow_missing:
         total = len(model.state_dict())
         raise _incomplete(weights, needed, list(mismatched), unexpected, total)
-    return Reading(model, tuple(sorted({*missing, *mismatched.values()})), tuple(unexpected))
+    absent = tuple(sorted({*missing, *mismatched.values()}))
+    return Reading(model, absent, tuple(unexpected), head, headless)
+
+
+def _from_file(
+    config: PreTrainedConfig,
+    weights: Weights,
+    dtype: str,
+    seed: int,
+    remedy: str,
+    head: Head | None,
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model with a checkpoint's weights, and transformers' report of what did not match."""
+    import torch
+
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            model, report = _class(head).from_pretrained(
+                weights.entry.parent,
+                config=config,
+                dtype=torch_dtype(dtype),
+                output_loading_info=True,
+                # Otherwise the first mismatch raises, without the names of the others.
+                ignore_mismatched_sizes=True,
+                local_files_only=True,
+                use_safetensors=weights.kind == "safetensors",
+                **({} if head else _without_pooling(config)),
+            )
+    except Exception as error:
+        raise ModelError(
+            f"transformers cannot load {weights.entry} "
+            f"({weights.entry.stat().st_size} bytes): {str(error).strip() or error!r}",
+            remedy,
+        ) from error
+    return model, report
+
+
+def _class(head: Head | None) -> Any:
+    """transformers' class that finds the class of a family."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+
+    if head is None:
+        return AutoModel
+    return AutoModelForMaskedLM if head == "masked-lm" else AutoModelForCausalLM
 
 
 def _without_pooling(config: PreTrainedConfig) -> dict[str, bool]:

@@ -49,6 +49,8 @@ class HashTokenizer:
         Padding token.
     reserved : tuple of int
         All special ids; no word gets one of them.
+    mask_id : int or None
+        Token that hides another from a masked-LM head.
 
     Examples
     --------
@@ -65,6 +67,7 @@ class HashTokenizer:
     suffix: tuple[int, ...] = ()
     pad_id: int | None = None
     reserved: tuple[int, ...] = ()
+    mask_id: int | None = None
 
     def __post_init__(self) -> None:
         if self.vocab_size <= len(set(self.reserved)):
@@ -137,11 +140,13 @@ def hash_tokenizer(config: Any) -> HashTokenizer:
     special = {i for i in (bos, eos, pad) if i is not None and i < text.vocab_size}
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
+    mask = None
     if text.model_type in POSITIONS_AFTER_PAD and bos is not None and eos is not None:
         prefix, suffix = (bos,), (eos,)
         # RoBERTa's vocabulary: <s> <pad> </s> <unk> first, <mask> last.
-        special |= {3, text.vocab_size - 1}
-    return HashTokenizer(text.vocab_size, prefix, suffix, pad, tuple(sorted(special)))
+        mask = text.vocab_size - 1
+        special |= {3, mask}
+    return HashTokenizer(text.vocab_size, prefix, suffix, pad, tuple(sorted(special)), mask)
 
 
 @dataclass(frozen=True)
@@ -162,6 +167,8 @@ class VocabularyTokenizer:
         Padding token, None where the tokenizer has none.
     largest_id : int
         Largest id of the vocabulary, added tokens included.
+    mask_id : int or None
+        Token that hides another from a masked-LM head, None where the tokenizer has none.
     """
 
     name: str
@@ -169,6 +176,7 @@ class VocabularyTokenizer:
     suffix: tuple[int, ...]
     pad_id: int | None
     largest_id: int
+    mask_id: int | None
     _tokenizer: Any = field(repr=False, compare=False)
 
     def encode(self, text: str) -> list[int]:
@@ -282,13 +290,14 @@ def wrap(tokenizer: Any, name: str) -> VocabularyTokenizer:
         backend.no_truncation()
         backend.no_padding()
     prefix, suffix = _around(tokenizer, name)
-    pad = tokenizer.pad_token_id
+    pad, mask = tokenizer.pad_token_id, getattr(tokenizer, "mask_token_id", None)
     return VocabularyTokenizer(
         name=name,
         prefix=prefix,
         suffix=suffix,
         pad_id=None if pad is None else int(pad),
         largest_id=max(tokenizer.get_vocab().values()),
+        mask_id=None if mask is None else int(mask),
         _tokenizer=tokenizer,
     )
 
