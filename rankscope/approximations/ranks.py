@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rankscope.approximations.base import Shape, file_sha256
 from rankscope.atomic import write_whole, writing
 from rankscope.exceptions import MethodError, UsageError
 
 FORMAT = "rankscope ranks 1"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,11 @@ class Ranks:
     how: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self.ranks) != len(self.layers) or len({len(row) for row in self.ranks}) != 1:
+        heads = {len(row) for row in self.ranks}
+        if len(self.ranks) != len(self.layers) or len(heads) != 1 or 0 in heads:
             raise UsageError("ranks need one row a layer, all rows with one rank a head")
+        if len(set(self.layers)) != len(self.layers):
+            raise UsageError("ranks name a layer twice", "give every layer one row")
         if min(min(row) for row in self.ranks) < 1:
             raise UsageError("a rank below 1 holds nothing", "use ranks of 1 or more")
 
@@ -133,18 +138,31 @@ def _read(path: Path, _digest: str) -> Ranks:
         tree = json.loads(path.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
             raise ValueError(f"its format is {tree['format']!r}")
-        return Ranks(
-            model=str(tree["model"]),
-            weights_sha256=tree["weights_sha256"],
-            layers=tuple(int(layer) for layer in tree["layers"]),
-            ranks=tuple(tuple(int(k) for k in row) for row in tree["ranks"]),
-            length=int(tree["length"]),
-            how=tree["how"],
+        found = Ranks(
+            model=_of(str, tree["model"]),
+            weights_sha256=None
+            if tree["weights_sha256"] is None
+            else _of(str, tree["weights_sha256"]),
+            layers=tuple(_of(int, layer) for layer in _of(list, tree["layers"])),
+            ranks=tuple(tuple(_of(int, k) for k in _of(list, row)) for row in tree["ranks"]),
+            length=_of(int, tree["length"]),
+            how=_of(dict, tree["how"]),
         )
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError, UsageError) as error:
+        if found.total != tree["total"]:
+            raise ValueError(f"its ranks sum to {found.total}, not to {tree['total']}")
+        return found
+    except (ValueError, KeyError, TypeError, RecursionError, UsageError) as error:
         raise MethodError(
             f"{path} is no file of ranks: {error!r}", "write one with rankscope choose-rank"
         ) from error
+
+
+def _of(kind: type[T], value: object) -> T:
+    """A value that is of a kind already: a rank of 1.5 is no rank."""
+    # True is an int to Python
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
 
 
 def _short(digest: str | None) -> str:
