@@ -7,7 +7,6 @@ uses matplotlib, and it uses none of its global state: no pyplot, no display, no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +17,8 @@ import xarray as xr
 from rankscope.exceptions import UsageError
 from rankscope.plots.grid import MAX_PANELS, head_grid
 from rankscope.plots.heads import head_figure
+from rankscope.plots.maps import draw_map
+from rankscope.plots.methods import error_over_rank, loss_over_rank
 from rankscope.plots.parts import (
     MAX_MAPS_IN_A_ROW,
     MAX_MODELS,
@@ -39,11 +40,15 @@ from rankscope.plots.parts import (
     size_of,
     wrapped,
 )
+from rankscope.plots.ranks import (
+    BudgetRow,
+    budget_curves,
+    learned_over_layers,
+    rank_map,
+)
 from rankscope.plots.style import (
-    COLOUR_MAP,
     COLUMN_WIDTH,
     FULL_WIDTH,
-    MISSING,
     check_picture,
     figure_of,
     house_style,
@@ -55,7 +60,6 @@ from rankscope.plots.style import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
@@ -65,15 +69,21 @@ __all__ = [
     "MAX_MAPS_IN_A_ROW",
     "MAX_MODELS",
     "MAX_PANELS",
+    "BudgetRow",
+    "budget_curves",
     "check_panels",
     "check_picture",
     "check_quantity",
+    "error_over_rank",
     "figure1",
     "head_figure",
     "head_grid",
     "house_style",
     "layer_head_map",
+    "learned_over_layers",
+    "loss_over_rank",
     "new_figure",
+    "rank_map",
     "ratio_curves",
     "save",
     "save_pages",
@@ -233,34 +243,19 @@ def layer_head_map(
         raise UsageError(f"{len(parts)} models and corpora for one map", "draw a map for each")
     part = parts[0]
     from matplotlib.colors import Normalize
-    from matplotlib.patches import Rectangle
 
     at = part[f"{kind.prefix}ratio_at"].isel(model=0, corpus=0).transpose("layer", "head")
-    values = np.ma.masked_invalid(at.to_numpy())
-    layers, heads = values.shape
-    mesh = ax.pcolormesh(
-        np.arange(heads + 1) - 0.5,
-        np.arange(layers + 1) - 0.5,
-        values,
-        norm=norm if norm is not None else Normalize(0, 1),
-        cmap=COLOUR_MAP,
-        edgecolors="white",
-        linewidth=0.3,
+    mesh, step = draw_map(
+        ax,
+        at.to_numpy(),
+        at["layer"].to_numpy(),
+        at["head"].to_numpy(),
+        norm if norm is not None else Normalize(0, 1),
     )
-    missing = np.argwhere(np.ma.getmaskarray(values))
-    for layer, head in missing:
-        corner = (head - 0.5, layer - 0.5)
-        cell = Rectangle(corner, 1, 1, facecolor=MISSING, edgecolor="0.5", hatch="/////", lw=0)
-        ax.add_patch(cell)
-    width, height = inches_of(ax)
-    step = _step(layers, height, 0.17)
-    _name_cells(ax.xaxis, at["head"].to_numpy(), _step(heads, width, 0.3))
-    _name_cells(ax.yaxis, at["layer"].to_numpy(), step)
-    ax.set_xlabel("head (hatched: no data)" if missing.size else "head")
-    ax.set_ylabel("layer")
-    ax.spines[:].set_visible(False)
     if layer_means:
-        _write_layer_means(ax, part[f"{kind.prefix}layer_mean"].to_numpy().ravel(), heads, step)
+        _write_layer_means(
+            ax, part[f"{kind.prefix}layer_mean"].to_numpy().ravel(), at.sizes["head"], step
+        )
     if colour_bar:
         _colour_bar(mesh, [ax], kind, [part])
     return ax
@@ -341,18 +336,6 @@ def figure1(
                 maps.append(ax)
         _colour_bar(maps[0].collections[0], maps, kind, parts)
     return figure
-
-
-def _step(cells: int, inches: float, need: float) -> int:
-    """1, or 2, 3, … where only every second, third … label has `need` inches."""
-    return next(
-        (step for step in (1, 2, 3, 4, 6, 8, 12) if inches * step >= need * cells),
-        math.ceil(need * cells / inches),
-    )
-
-
-def _name_cells(axis: Axis, names: npt.NDArray[Any], step: int) -> None:
-    axis.set_ticks(list(range(0, len(names), step)), [str(name) for name in names[::step]])
 
 
 def _write_layer_means(ax: Axes, means: npt.NDArray[np.float64], heads: int, step: int) -> None:
