@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out tests of a family that none of its methods is about, such as those of seeds."""
+    items[:] = [item for item in items if not item.name.endswith("[NOTSET]")]
+
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -54,3 +60,15 @@ def masked_lm(tmp_path: Path) -> Path:
     RobertaForMaskedLM(RobertaConfig(**TINY)).save_pretrained(folder)
     add_tokenizer(folder)
     return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a tiny model's configuration and a text, as the current folder."""
+    from tiny import tiny_config
+
+    lines = (f"Paragraph {i} says word{i % 13} and word{i % 7} again." for i in range(80))
+    tiny_config("roberta", initializer_range=0.25).save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("\n\n".join(lines), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

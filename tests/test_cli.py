@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,49 +14,12 @@ import pytest
 import torch
 import xarray as xr
 
+from commands import SMALL, TINY, process, rankscope
 from rankscope import cli, exceptions
+from rankscope.cli.running import BAD_HEADS, INTERRUPTED
 from rankscope.store import working_path
 from rankscope.store.files import load
 from tiny import tiny_config
-
-TEXT = "\n\n".join(f"Paragraph {i} says word{i % 13} and word{i % 7} again." for i in range(80))
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a tiny model's configuration and a text, as the current folder."""
-    tiny_config("roberta", initializer_range=0.25).save_pretrained(tmp_path / "model")
-    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-TINY = ["--model", "random:model", "--tokenizer", "hash", "--corpus", "text.txt"]
-SMALL = [*TINY, "--length", "12", "--windows", "3", "--workers", "1"]
-
-
-def rankscope(*arguments: str) -> int:
-    """Exit status of the command, run in this process."""
-    before = sys.argv
-    sys.argv = ["rankscope", *arguments]
-    try:
-        cli.main()
-    except SystemExit as leaving:
-        return int(leaving.code or 0)
-    finally:
-        sys.argv = before
-    return 0
-
-
-def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", "from rankscope.cli import main; main()", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
 
 
 def test_spectra_writes_a_file_and_a_table(place: Path, capsys: Any) -> None:
@@ -115,7 +77,8 @@ def test_plotted_head_is_the_head_of_the_run(place: Path) -> None:
     np.testing.assert_allclose(
         singular_values(found.matrix).singular_values, found.singular_values, atol=1e-6
     )
-    (place / "text.txt").write_text(TEXT + " More.", encoding="utf-8")
+    with (place / "text.txt").open("a", encoding="utf-8") as file:
+        file.write(" More.")
     with pytest.raises(exceptions.StoreError, match="text is no longer that of the run"):
         head_of(run, sample=2, layer=1, head=3)
 
@@ -123,7 +86,7 @@ def test_plotted_head_is_the_head_of_the_run(place: Path) -> None:
 def test_f11_bad_heads_finish_with_their_own_status(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    real = cli._load
+    real = cli.load_model
 
     def broken(*arguments: Any) -> Any:
         loaded = real(*arguments)
@@ -131,8 +94,8 @@ def test_f11_bad_heads_finish_with_their_own_status(
             loaded.model.encoder.layer[2].attention.self.query.weight[0, 0] = torch.nan
         return loaded
 
-    monkeypatch.setattr(cli, "_load", broken)
-    assert rankscope("spectra", *SMALL, "--out", "run.nc") == cli.BAD_HEADS
+    monkeypatch.setattr(cli, "load_model", broken)
+    assert rankscope("spectra", *SMALL, "--out", "run.nc") == BAD_HEADS
     shown = capsys.readouterr()
     assert "matrices left out: 3 non_finite" in shown.out
     assert "some matrices have no spectrum" in shown.err
@@ -145,7 +108,7 @@ def test_f11_bad_heads_finish_with_their_own_status(
         (["spectra", *SMALL[:-4], "--length", "17"], 2, "at most 16 tokens"),
         (["spectra", *SMALL, "--layers", "0,9"], 2, "no layer 9"),
         (["spectra", *SMALL, "--layers", "5-2"], 2, "runs backwards"),
-        (["spectra", *SMALL, "--layers", "x"], 2, "no list of layers"),
+        (["spectra", *SMALL, "--layers", "x"], 2, "no list of numbers"),
         (["spectra", *SMALL, "--windows", "0"], 2, "no number of windows"),
         (["spectra", *SMALL, "--windows", "9999"], 3, "has 80 packed windows"),
         (["spectra", *SMALL, "--out", "run.xyz"], 2, ".parquet"),
@@ -188,7 +151,7 @@ def test_every_error_has_an_exit_status() -> None:
     codes = [kind.exit_code for kind in kinds]
     assert len(set(codes)) == len(codes) > 10
     assert 0 not in codes
-    assert {cli.BAD_HEADS, cli.INTERRUPTED}.isdisjoint(codes)
+    assert {BAD_HEADS, INTERRUPTED}.isdisjoint(codes)
 
 
 def test_f17_damaged_weights_are_refused_within_seconds(place: Path) -> None:
@@ -242,7 +205,7 @@ def test_interrupted_run_goes_on(place: Path) -> None:
             time.sleep(0.01)
         running.send_signal(signal.SIGINT)
         _, shown = running.communicate(timeout=60)
-    assert running.returncode == cli.INTERRUPTED, shown
+    assert running.returncode == INTERRUPTED, shown
     assert "the same command goes on from run.nc.partial" in shown
     assert not Path("run.nc").exists()
     assert rankscope(*arguments) == 0

@@ -25,7 +25,8 @@ LAYERS = [
     {"intervene", "selection"},
     {"store"},
     {"engine", "summary", "revisit"},
-    {"plots", "terminal"},
+    {"terminal"},
+    {"plots", "tables"},
     {"cli"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

@@ -1,17 +1,25 @@
-"""Options that commands share, and how their words become recipes."""
+"""Options that commands share, and how their words become settings.
+
+Options that go together are a dataclass here; a command takes one as a parameter, and `bundled`
+shows its fields to typer as options of the command.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from rankscope.exceptions import UsageError
 
 if TYPE_CHECKING:
-    from rankscope.engine import Recipe
+    from rankscope.engine import Recipe, Sampling
     from rankscope.text import TextOptions
 
 
@@ -44,6 +52,9 @@ class Kind(StrEnum):
     figure1 = "figure1"
     head = "head"
     spectra = "spectra"
+    errors = "errors"
+    losses = "losses"
+    ranks = "ranks"
 
 
 Models = Annotated[
@@ -62,6 +73,7 @@ Length = Annotated[
     int, typer.Option("--length", "-n", help="Tokens of a window, specials included.")
 ]
 Windows = Annotated[str, typer.Option("--windows", "-w", help="Number of windows, or 'all'.")]
+Skip = Annotated[int, typer.Option("--skip", help="Leave out that many windows at the start.")]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="How the corpus is cut into windows.")]
 Overlap = Annotated[
     int, typer.Option("--overlap", help="Tokens that neighbours share (mode overlap).")
@@ -102,61 +114,151 @@ Field = Annotated[str, typer.Option("--field", help="Field of a JSONL record tha
 Split = Annotated[str, typer.Option("--split", help="Split of a hub data set.")]
 
 
-def recipe_of(
-    length: int,
-    windows: str,
-    mode: Mode,
-    overlap: int,
-    special: Special,
-    layers: str | None,
-    group: str | None,
-    driver: Driver,
-    centred: bool,
-) -> Recipe:
-    from rankscope.engine import Recipe
+@dataclass
+class WindowChoice:
+    """Windows and layers."""
 
-    if windows != "all" and not re.fullmatch(r"[1-9]\d*", windows):
-        raise UsageError(f"--windows {windows!r} is no number of windows", "1, 2, … or 'all'")
-    if group not in (None, "encoder", "decoder", "cross"):
-        raise UsageError(f"--group {group!r}", "encoder, decoder or cross")
-    return Recipe(
-        length=length,
-        windows=None if windows == "all" else int(windows),
-        mode=mode.value,
-        overlap=overlap,
-        special=special.value,
-        group=group,
-        layers=None if layers is None else _numbers(layers),
-        driver=driver.value,
-        centred=centred,
-    )
+    length: Length = 512
+    windows: Windows = "8"
+    skip: Skip = 0
+    mode: ModeOption = Mode.packed
+    overlap: Overlap = 0
+    special: SpecialOption = Special.keep
+    layers: Layers = None
+    group: Group = None
+
+    def _fields(self) -> dict[str, Any]:
+        if self.windows != "all" and not re.fullmatch(r"[1-9]\d*", self.windows):
+            raise UsageError(
+                f"--windows {self.windows!r} is no number of windows", "1, 2, … or 'all'"
+            )
+        if self.group not in (None, "encoder", "decoder", "cross"):
+            raise UsageError(f"--group {self.group!r}", "encoder, decoder or cross")
+        return dict(
+            length=self.length,
+            windows=None if self.windows == "all" else int(self.windows),
+            skip=self.skip,
+            mode=self.mode.value,
+            overlap=self.overlap,
+            special=self.special.value,
+            group=self.group,
+            layers=None if self.layers is None else numbers_of(self.layers, "--layers"),
+        )
+
+    def sampling(self) -> Sampling:
+        """Which windows and layers a run takes."""
+        from rankscope.engine import Sampling
+
+        return Sampling(**self._fields())
+
+    def recipe(self, driver: Driver, centred: bool) -> Recipe:
+        """The same, with how spectra are computed."""
+        from rankscope.engine import Recipe
+
+        return Recipe(**self._fields(), driver=driver.value, centred=centred)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """``0,3,8-11`` as numbers."""
+@dataclass
+class Loading:
+    """How a model is loaded."""
+
+    dtype: Dtype = "float32"
+    device: Device = "auto"
+    seed: Seed = 0
+    tokenizer: Tokenizer = None
+    allow_missing: AllowMissing = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `rankscope.models.load` and, less `allow_missing`, of its `check`."""
+        return dict(
+            dtype=self.dtype,
+            device=_device_of(self.device),
+            seed=self.seed,
+            tokenizer=self.tokenizer,
+        )
+
+
+@dataclass
+class TextChoice:
+    """How the texts of a corpus are read."""
+
+    unit: Unit = "file"
+    headings: Headings = "keep"
+    marks: Marks = "keep"
+    breaks: Breaks = "keep"
+    field: Field = "text"
+    split: Split = "test"
+
+    def options(self) -> TextOptions:
+        """The same for `rankscope.text`."""
+        from rankscope.text import TextOptions
+
+        return TextOptions(**asdict(self))
+
+
+@dataclass
+class Running:
+    """How a run goes about it; none of it changes the result."""
+
+    workers: Workers = None
+    memory_limit: Memory = None
+    overwrite: Overwrite = False
+
+
+def bundled(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Show typer the fields of every parameter that is a dataclass as options of the command."""
+    hints = get_type_hints(command, include_extras=True)
+    bundles: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if not is_dataclass(hints[name]):
+            parameters.append(parameter.replace(annotation=hints[name]))
+            continue
+        bundles[name] = hints[name]
+        inner = get_type_hints(hints[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=inner[field.name],
+            )
+            for field in fields(hints[name])
+        ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        for name, bundle in bundles.items():
+            given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
+        return command(**given)
+
+    # keyword-only parameters come last in a signature, and so in the help
+    ordered = sorted(parameters, key=lambda one: one.kind is inspect.Parameter.KEYWORD_ONLY)
+    run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in ordered}
+    return run
+
+
+def numbers_of(text: str, option: str) -> tuple[int, ...]:
+    """``0,3,8-11`` as numbers, ascending.
+
+    Raises
+    ------
+    UsageError
+    """
     numbers: set[int] = set()
     for part in text.split(","):
         bounds = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if bounds is None:
-            raise UsageError(f"--layers {text!r} is no list of layers", "for example 0,3,8-11")
+            raise UsageError(f"{option} {text!r} is no list of numbers", "for example 0,3,8-11")
         first, last = int(bounds[1]), int(bounds[2] or bounds[1])
         if last < first:
-            raise UsageError(f"--layers {text!r}: {part.strip()} runs backwards")
+            raise UsageError(f"{option} {text!r}: {part.strip()} runs backwards")
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))
 
 
-def text_options_of(
-    unit: str, headings: str, marks: str, breaks: str, field: str, split: str
-) -> TextOptions:
-    from rankscope.text import TextOptions
-
-    return TextOptions(
-        unit=unit, headings=headings, marks=marks, breaks=breaks, field=field, split=split
-    )
-
-
-def device_of(name: str) -> str:
+def _device_of(name: str) -> str:
     if name != "auto":
         return name
     import torch
