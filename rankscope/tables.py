@@ -11,9 +11,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rankscope import terminal
+from rankscope.summary.labels import short_labels
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from rankscope.approximations import Approximation
+    from rankscope.approximations.fitted import Projections
     from rankscope.selection import RankRow
     from rankscope.summary.rows import Estimate, LossRow, MethodRow, Source, Spread, TruncationRow
 
@@ -53,19 +57,19 @@ def method_table(rows: Sequence[MethodRow]) -> None:
     """Errors of methods: matrix, output, cosine, and what the implied rows are."""
     table = _table(
         "relative errors: mean of the heads; output: ±95 %, and least and most of a head",
-        ("matrix", "output", "±95 %", "heads", "cosine", "TV", "row sum", "< 0"),
+        ("matrix", "output", "±95 %", "heads", "cosine", "row sum", "< 0"),
         "method",
     )
+    names = short_labels(row.method for row in rows)
     for row in rows:
         one = row.measures
         table.add_row(
-            row.method,
+            names[row.method],
             _number(one["frobenius"].mean),
             _number(one["output"].mean),
             _half(one["output"]),
             _range(one["output"]),
             _number(one["cosine"].mean),
-            _number(one["total_variation"].mean),
             _number(one["row_sum"].mean),
             _number(one["negative_mass"].mean),
         )
@@ -76,6 +80,7 @@ def method_table(rows: Sequence[MethodRow]) -> None:
 
 def loss_table(rows: Sequence[LossRow]) -> None:
     """Losses of a model under methods, and how far its predictions are from full attention's."""
+    names = short_labels(row.method for row in rows)
     headless = all(math.isnan(row.loss.mean) for row in rows)
     if headless:
         table = _table(
@@ -85,7 +90,7 @@ def loss_table(rows: Sequence[LossRow]) -> None:
         )
         for row in rows:
             table.add_row(
-                row.method,
+                names[row.method],
                 _number(row.hidden_error.mean),
                 _half(row.hidden_error),
                 _number(row.hidden_cosine.mean),
@@ -98,7 +103,7 @@ def loss_table(rows: Sequence[LossRow]) -> None:
         )
         for row in rows:
             table.add_row(
-                row.method,
+                names[row.method],
                 _number(row.loss.mean),
                 f"{row.difference.mean:+.3f}",
                 _half(row.difference),
@@ -129,6 +134,43 @@ def rank_table(rows: Sequence[RankRow]) -> None:
     terminal.out.print(table)
 
 
+def projection_table(found: Projections) -> None:
+    """Errors of fitted projections by layer: on the windows of the fit, and on those held out."""
+    table = _table(
+        f"relative output error of {found.kind} projections, sharing {found.sharing}",
+        ("k", "training", "held out"),
+        "layer",
+    )
+    for layer in found.layers:
+        table.add_row(
+            str(layer),
+            str(found.k(layer)),
+            _number(found.training_error.get(layer, math.nan)),
+            _number(found.validation_error.get(layer, math.nan)),
+        )
+    terminal.out.print(table)
+    terminal.out.print(f"fitted to {found.windows} windows of {found.text}", markup=False)
+
+
+def layer_table(summary: xr.Dataset, found: Projections, names: Sequence[str]) -> None:
+    """Output errors by layer on windows of a test, beside those of the fit; a name a method."""
+    part = summary.isel(model=0, corpus=0)
+    means = part["output"].mean("head")
+    table = _table(
+        "relative output error, mean of the heads, by layer",
+        ("training", "held out", *names),
+        "layer",
+    )
+    for place, layer in enumerate(part["layer"].to_numpy().tolist()):
+        table.add_row(
+            str(layer),
+            _number(found.training_error.get(layer, math.nan)),
+            _number(found.validation_error.get(layer, math.nan)),
+            *(_number(float(value)) for value in means.isel(layer=place)),
+        )
+    terminal.out.print(table)
+
+
 def methods_table(methods: Mapping[str, type[Approximation]]) -> None:
     """What ``--method`` takes: names, parameters with defaults, and one line about each."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -147,7 +189,7 @@ def methods_table(methods: Mapping[str, type[Approximation]]) -> None:
 
 def _table(title: str, columns: Sequence[str], first: str) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, overflow="fold", min_width=12)
+    table.add_column(first, overflow="fold", min_width=26 if first == "method" else 6)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     return table

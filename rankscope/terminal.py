@@ -37,7 +37,7 @@ def fail(error: RankscopeError) -> None:
 
 
 @contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None]]:
+def progress(label: str, what: str = "windows") -> Iterator[Callable[[int, int], None]]:
     """A callback (done, total): a bar on a terminal, a line now and then elsewhere."""
     if err.is_terminal:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -63,12 +63,12 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
         if first is None:
             first = done
             if done:
-                note(f"{label}: {done} of {total} windows were there already")
+                note(f"{label}: {done} of {total} {what} were there already")
         if done < total and (now - last < _SECONDS_BETWEEN_LINES or done == first):
             return
         last = now
         rest = "" if done == first else f", {(now - began) / (done - first):.2f} s each"
-        note(f"{label}: {done} of {total} windows{rest}")
+        note(f"{label}: {done} of {total} {what}{rest}")
 
     yield line
 

@@ -119,7 +119,8 @@ class Conformance:
             try:
                 output = made.apply(given)
             except MethodError as refusal:
-                assert str(n) in str(refusal) or str(N) in str(refusal), refusal
+                words = str(refusal)
+                assert str(n) in words or str(N) in words
                 continue
             assert output.shape == given.output.shape
             assert bool(torch.isfinite(output).all())
@@ -135,7 +136,7 @@ class Conformance:
         try:
             output = made.apply(given)
         except MethodError as refusal:
-            assert "causal" in str(refusal)
+            assert "causal" in str(refusal)  # noqa: PT017 refusing is one way
             assert not made.causal
             return
         place = N // 2

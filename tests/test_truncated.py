@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from conformance import Conformance
 
 
@@ -18,4 +20,4 @@ class TestTruncated(Conformance):
         "best-output:k=8",
     )
     exact = ("full", "truncated:k=24", "truncated:k=600", "best-output:k=8")
-    accurate = {"truncated:k=12": 0.3}
+    accurate: ClassVar = {"truncated:k=12": 0.3}

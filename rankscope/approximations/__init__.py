@@ -8,13 +8,46 @@ in its own cheap form.
 from __future__ import annotations
 
 from rankscope.approximations.base import Approximation, Cost, Shape, parse
+from rankscope.approximations.bigbird import BigBird, RandomBand, RandomKeys
+from rankscope.approximations.combined import BandPlusLowRank, Scatterbrain
+from rankscope.approximations.kernel import CosFormer, LinearTransformer, Performer
+from rankscope.approximations.linformer import Linformer
+from rankscope.approximations.longformer import Global, Longformer
+from rankscope.approximations.lsh import Lsh
+from rankscope.approximations.nystrom import Nystrom
+from rankscope.approximations.projected import Projected
 from rankscope.approximations.ranks import Ranks, read_ranks
+from rankscope.approximations.sparse import Band, Dilated, Top
 from rankscope.approximations.truncated import BestOutput, Full, MeanRow, Truncated, Uniform
 
 __all__ = ["METHODS", "Approximation", "Cost", "Ranks", "Shape", "method", "read_ranks"]
 
 METHODS: dict[str, type[Approximation]] = {
-    one.name: one for one in (Full, Uniform, MeanRow, Truncated, BestOutput)
+    one.name: one
+    for one in (
+        Full,
+        Uniform,
+        MeanRow,
+        Truncated,
+        BestOutput,
+        Linformer,
+        Projected,
+        Performer,
+        LinearTransformer,
+        CosFormer,
+        Nystrom,
+        Lsh,
+        Band,
+        Dilated,
+        Global,
+        Longformer,
+        RandomKeys,
+        RandomBand,
+        BigBird,
+        Top,
+        BandPlusLowRank,
+        Scatterbrain,
+    )
 }
 """Every method by its name."""
 

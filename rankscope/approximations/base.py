@@ -160,7 +160,7 @@ class Approximation(ABC):
         parts = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if value != field.default or field.name == self.budget:
+            if value != field.default or (field.name == self.budget and value is not None):
                 parts.append(f"{field.name}={_spelled(value)}")
         return f"{self.name}:{','.join(parts)}" if parts else self.name
 

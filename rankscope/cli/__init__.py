@@ -13,6 +13,7 @@ import typer
 
 from rankscope import __version__, terminal
 from rankscope.cli.drawing import draw_figure1, plot, spectra_summaries
+from rankscope.cli.linformer import linformer
 from rankscope.cli.methods import add_to
 from rankscope.cli.options import (
     Centred,
@@ -122,6 +123,7 @@ def spectra(
 add_to(app)
 app.command()(choose_rank)
 app.command()(plot)
+app.add_typer(linformer, name="linformer")
 
 
 @app.command()

@@ -82,7 +82,7 @@ def choose_rank(
     ] = None,
     objective: Annotated[
         Objective, typer.Option("--objective", help="Which output error is summed under a budget.")
-    ] = Objective.relative,
+    ] = Objective.absolute,
     by: Annotated[
         By, typer.Option("--by", help="A rank for every head, for every layer, or one for all.")
     ] = By.head,

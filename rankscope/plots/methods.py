@@ -24,10 +24,10 @@ from rankscope.plots.series import (
     level_looks,
     looks,
     rank_axis,
-    short_labels,
     with_floor,
 )
 from rankscope.plots.style import COLUMN_WIDTH, house_style
+from rankscope.summary.labels import short_labels
 from rankscope.summary.methods import one_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,46 @@
+"""Short names of methods for legends and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+_FILES = (".json", ".safetensors")
+
+
+def short_labels(labels: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Labels for a legend: without the files that a method reads, if that stays unambiguous.
+
+    Examples
+    --------
+    >>> short_labels(["linformer:projection=learned,file=out/e.safetensors", "truncated"])
+    {'linformer:projection=learned,file=out/e.safetensors': 'linformer:projection=learned', \
+'truncated': 'truncated'}
+    >>> list(short_labels(["truncated:ranks=a/x.json", "truncated:ranks=b/y.json"]).values())
+    ['truncated:ranks=x.json', 'truncated:ranks=y.json']
+    """
+    names = names or {}
+    every = list(dict.fromkeys(labels))
+    bare = [_without_files(label) for label in every]
+    tails = [_file_tails(label) for label in every]
+    shown = next((short for short in (bare, tails) if len(set(short)) == len(short)), every)
+    # a name that was given early is a label by now, and stays as it is
+    given = {**names, **{name: name for name in names.values()}}
+    return {label: given.get(label, short) for label, short in zip(every, shown, strict=True)}
+
+
+def _settings(label: str) -> tuple[str, list[str]]:
+    name, _, rest = label.partition(":")
+    return name, rest.split(",") if rest else []
+
+
+def _without_files(label: str) -> str:
+    name, settings = _settings(label)
+    kept = [one for one in settings if "/" not in one and not one.endswith(_FILES)]
+    return f"{name}:{','.join(kept)}" if kept else name
+
+
+def _file_tails(label: str) -> str:
+    name, settings = _settings(label)
+    parts = [one.partition("=") for one in settings]
+    tails = [f"{key}={value.rsplit('/', 1)[-1]}" for key, _, value in parts]
+    return f"{name}:{','.join(tails)}" if tails else name
