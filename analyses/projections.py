@@ -80,18 +80,17 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _methods(files: dict[int, Path], n: int) -> list[str]:
-    texts = []
-    for k, path in files.items():
+    texts = [f"linformer:k={k},projection=learned,file={path}" for k, path in files.items()]
+    for k in sorted({*files, *(2**i for i in range(n.bit_length()) if 2**i <= n)}):
         texts += [
-            f"linformer:k={k},projection=learned,file={path}",
+            f"truncated:k={k}",
+            f"best-output:k={k}",
             f"linformer:k={k}",
             f"linformer:k={k},projection=gaussian",
             f"linformer:k={k},projection=gaussian,sharing=key-value",
-            f"truncated:k={k}",
-            f"best-output:k={k}",
+            f"projected:k={k}",
         ]
-    powers = [2**i for i in range(4, n.bit_length()) if 2**i <= n]
-    return [*texts, *(f"projected:k={k}" for k in powers), "mean-row", "uniform"]
+    return [*texts, "mean-row", "uniform"]
 
 
 def _label(texts: Sequence[str], path: Path) -> str:

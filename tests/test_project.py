@@ -20,6 +20,7 @@ LAYERS = [
     {"linalg", "rank", "attention"},
     {"truncation", "errors"},
     {"approximations"},
+    {"graphs"},
     {"text", "models"},
     {"capture"},
     {"intervene", "selection"},

@@ -42,7 +42,7 @@ class Shape:
     Attributes
     ----------
     model : str
-        Name, for messages.
+        Name; of drawn weights with their seed.
     weights_sha256 : str or None
         Checksum of the model's weights; None for drawn ones.
     layers : tuple of int
@@ -60,6 +60,29 @@ class Shape:
     n_heads: int
     length: int
     causal: bool = False
+
+    def check_weights(self, what: str, model: str, weights_sha256: str | None) -> None:
+        """Refuse a file that was made for other weights; drawn ones go by name and seed.
+
+        Parameters
+        ----------
+        what : str
+            Such as "ranks", for the message.
+        model, weights_sha256 : str, str or None
+            What it was made for.
+
+        Raises
+        ------
+        MethodError
+        """
+        if weights_sha256 != self.weights_sha256 or (
+            weights_sha256 is None and model != self.model
+        ):
+            raise MethodError(
+                f"the {what} were made for {model} (weights {_short(weights_sha256)}), this is "
+                f"{self.model} ({_short(self.weights_sha256)})",
+                f"make {what} for this model",
+            )
 
 
 @dataclass(frozen=True)
@@ -263,6 +286,10 @@ def refuse_causal(name: str, attention: Attention, why: str) -> None:
 def has_mask(attention: Attention) -> bool:
     """Whether the bias hides entries, as a causal or local mask does."""
     return attention.bias is not None and bool((attention.bias < MASKED).any())
+
+
+def _short(digest: str | None) -> str:
+    return "drawn at random" if digest is None else f"sha256 {digest:.12}"
 
 
 def _spelled(value: Any) -> str:

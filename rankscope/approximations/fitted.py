@@ -158,13 +158,7 @@ class Projections:
         ------
         MethodError
         """
-        if self.weights_sha256 != shape.weights_sha256:
-            raise MethodError(
-                f"the projections were fitted to {self.model} (weights "
-                f"{_short(self.weights_sha256)}), this is {shape.model} "
-                f"({_short(shape.weights_sha256)})",
-                "fit projections to this model",
-            )
+        shape.check_weights("projections", self.model, self.weights_sha256)
         self.check_heads(shape.n_heads)
         self._check_length(shape.length)
         for layer in shape.layers:
@@ -368,7 +362,3 @@ def _digest(tensors: Mapping[str, torch.Tensor]) -> str:
         digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
         digest.update(tensors[name].numpy().tobytes())
     return digest.hexdigest()
-
-
-def _short(digest: str | None) -> str:
-    return "drawn at random" if digest is None else f"sha256 {digest:.12}"

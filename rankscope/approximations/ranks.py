@@ -82,12 +82,7 @@ class Ranks:
         ------
         MethodError
         """
-        if self.weights_sha256 != shape.weights_sha256:
-            raise MethodError(
-                f"the ranks were chosen for {self.model} (weights {_short(self.weights_sha256)}), "
-                f"this is {shape.model} ({_short(shape.weights_sha256)})",
-                "choose ranks for this model",
-            )
+        shape.check_weights("ranks", self.model, self.weights_sha256)
         if len(self.ranks[0]) != shape.n_heads:
             raise MethodError(
                 f"the ranks are for {len(self.ranks[0])} heads, {shape.model} has {shape.n_heads}",
@@ -163,7 +158,3 @@ def _of(kind: type[T], value: object) -> T:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
-
-
-def _short(digest: str | None) -> str:
-    return "drawn at random" if digest is None else f"sha256 {digest:.12}"

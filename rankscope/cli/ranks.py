@@ -136,7 +136,7 @@ def choose_rank(
     for name, choice in choices.items():
         path = out if name == by.value else out.with_suffix(f".{name}.json")
         found = choice.to_ranks(
-            str(frame.model["name"]), frame.model["weights_sha256"], frame.layers, frame.length
+            frame.identity, frame.model["weights_sha256"], frame.layers, frame.length
         )
         _write(found, path, running.overwrite)
         written[name] = path

@@ -170,8 +170,18 @@ class _Head:
             if overwrite:
                 return False
             raise
-        theirs = {**stored.how, "weights": stored.weights_sha256, "text": stored.text_sha256}
-        ours = {**self.how, "weights": self._weights, "text": self.text_sha256}
+        theirs = {
+            **stored.how,
+            "model": stored.model,
+            "weights": stored.weights_sha256,
+            "text": stored.text_sha256,
+        }
+        ours = {
+            **self.how,
+            "model": self.frame.identity,
+            "weights": self._weights,
+            "text": self.text_sha256,
+        }
         changed = differences(theirs, ours)
         if changed and not overwrite:
             raise StoreError(
@@ -198,7 +208,7 @@ class _Head:
             n_heads=self.frame.n_heads,
             e=dict.fromkeys(layers, e),
             f=None if f is None else dict.fromkeys(layers, f),
-            model=str(self.frame.model["name"]),
+            model=self.frame.identity,
             weights_sha256=self._weights,
             text=str(self.frame.corpus["name"]),
             text_sha256=self.text_sha256,

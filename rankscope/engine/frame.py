@@ -45,6 +45,8 @@ class Frame:
     layer_attention : tuple of str
         ``"global"`` or ``"local"`` for each layer.
     causal : bool
+    identity : str
+        Name of the model; of drawn weights with their seed.
     model, corpus : mapping
         What is recorded of them.
     """
@@ -58,6 +60,7 @@ class Frame:
     n_heads: int
     layer_attention: tuple[str, ...]
     causal: bool
+    identity: str
     model: Mapping[str, Any]
     corpus: Mapping[str, Any]
     attrs: Mapping[str, Any] = field(default_factory=dict)
@@ -112,6 +115,7 @@ class Frame:
             n_heads=heads or model.info.n_decoder_heads or model.info.n_heads,
             layer_attention=tuple("local" if reach.get(i) else "global" for i in layers),
             causal=group == "decoder",
+            identity=model.info.identity,
             model=model.info.as_dict(),
             corpus={
                 "name": corpus.name,
@@ -137,7 +141,7 @@ class Frame:
     def shape(self) -> Shape:
         """What methods are checked against."""
         return Shape(
-            model=str(self.model["name"]),
+            model=self.identity,
             weights_sha256=self.model["weights_sha256"],
             layers=self.layers,
             n_heads=self.n_heads,

@@ -217,7 +217,7 @@ def _check(
     group = group_of(forward, group)
     for one, replacement in zip(chosen, replacements, strict=True):
         shape = Shape(
-            model=model.info.name,
+            model=model.info.identity,
             weights_sha256=model.info.weights_sha256,
             layers=tuple(replacement.heads),
             n_heads=heads_of(model, group),

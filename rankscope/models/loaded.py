@@ -69,6 +69,11 @@ class ModelInfo:
     tokenizer: str
     source: Source
 
+    @property
+    def identity(self) -> str:
+        """Name, with the seed where the weights were drawn: what tells models without a file."""
+        return self.name if self.seed is None else f"{self.name}, seed {self.seed}"
+
     def as_dict(self) -> dict[str, Any]:
         """The same as a dictionary that ``json.dumps`` takes."""
         return {
