@@ -65,6 +65,7 @@ def times(
     calls = np.ones(possible.shape, dtype=int)
     inputs = [gaussian(n, d, device) for n in lengths]
     total, done = (repeats + 1) * int(possible.sum()), 0
+    progress(done, total)
     with one_blas_thread():
         # the first turn, warm and untimed, says how many calls a measurement needs
         for turn in range(-1, repeats):
@@ -106,6 +107,7 @@ def peaks(
     """
     found = np.full((*possible.shape, trials), np.nan)
     total, done = trials * int(possible.sum()), 0
+    progress(done, total)
     with _own_processes(device) as call:
         for place, side in enumerate(measured):
             for at, n in enumerate(lengths):
@@ -183,7 +185,7 @@ def _own_processes(device: torch.device) -> Iterator[Callable[[Side, int, int], 
     server = "forkserver" in multiprocessing.get_all_start_methods()
     context: Any = multiprocessing.get_context("forkserver" if server else "spawn")
     if server:
-        context.set_forkserver_preload([__name__, "rankscope.approximations"])
+        context.set_forkserver_preload(["analyses.complexity"])
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)
 

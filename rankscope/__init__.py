@@ -2,9 +2,9 @@
 
 The flow, and its nouns::
 
-    text ──windows──▶ capture ──Attention (one layer at a time)──▶ Spectrum ──▶ xarray.Dataset
+    text ──windows──▶ capture ──Attention (one layer at a time)──▶ Spectrum, truncation, methods
                                                                                   │
-                                             plots ◀── summary ◀── store, export ◀┘
+              plots, tables ◀── summary, selection ◀── xarray.Dataset ◀── store ◀─┘
 
 - A **Corpus** (:func:`load_corpus`) is numbered texts with a checksum; a **Window**
   (:func:`windows`) is a run of n of its tokens.
@@ -14,10 +14,15 @@ The flow, and its nouns::
 - :func:`singular_values` turns matrices into a **Spectrum**: float64 values and a status for each.
 - :func:`cumulative_ratio` (of σ) and :func:`energy_ratio` (of σ²), :func:`rank_at`,
   :func:`effective_rank`, :func:`stable_rank`, :func:`numerical_rank` are functions of a spectrum.
-- A **Recipe** says what is measured; :func:`spectra` does it in memory, :func:`run` into a file
-  that survives being stopped. The result is a **Dataset** with the dimensions model, corpus,
-  sample, layer, head, index.
-- :func:`summarise` averages it over windows; :func:`export` and :func:`load` write and read
+- :func:`decompose` and :func:`error_curves` give P_low and its error for every rank.
+- An **Approximation** is a value that stands for a way to approximate attention:
+  ``method("linformer:k=128")`` has a ``matrix`` and an ``apply``.
+- A **Sampling** says which windows and layers, a **Recipe** also how spectra are measured.
+  :func:`spectra`, :func:`truncation_errors`, :func:`method_errors` and :func:`losses` measure in
+  memory, :func:`run` into a file that survives being stopped. The result is a **Dataset** with the
+  dimensions model, corpus, sample, layer, head, and index or method.
+- :func:`choose_ranks` makes of truncation errors a **Choice**: a rank for every layer and head.
+- :func:`summarise` averages spectra over windows; :func:`export` and :func:`load` write and read
   NetCDF, Zarr, CSV and Parquet.
 
 Five lines that make the low-rank plot of a model::
@@ -38,22 +43,31 @@ __version__ = "0.1.0"
 
 # name: (module, name there); loaded on first use, so that `import rankscope` is quick
 _PUBLIC = {
+    "Approximation": ("approximations", "Approximation"),
     "Attention": ("capture", "Attention"),
+    "Choice": ("selection", "Choice"),
     "Corpus": ("text", "Corpus"),
     "LoadedModel": ("models", "LoadedModel"),
     "RankscopeError": ("exceptions", "RankscopeError"),
     "Recipe": ("engine", "Recipe"),
+    "Sampling": ("engine", "Sampling"),
     "Spectrum": ("linalg", "Spectrum"),
     "Status": ("status", "Status"),
     "TextOptions": ("text", "TextOptions"),
     "Window": ("text", "Window"),
+    "choose_ranks": ("selection", "from_dataset"),
     "cumulative_ratio": ("rank", "cumulative_ratio"),
+    "decompose": ("truncation", "decompose"),
     "effective_rank": ("rank", "effective_rank"),
     "energy_ratio": ("rank", "energy_ratio"),
+    "error_curves": ("truncation", "error_curves"),
     "export": ("store.files", "export"),
     "load": ("store.files", "load"),
     "load_corpus": ("text", "load_corpus"),
     "load_model": ("models", "load"),
+    "losses": ("engine", "losses"),
+    "method": ("approximations", "method"),
+    "method_errors": ("engine", "method_errors"),
     "numerical_rank": ("rank", "numerical_rank"),
     "rank_at": ("rank", "rank_at"),
     "run": ("engine", "run"),
@@ -61,27 +75,37 @@ _PUBLIC = {
     "spectra": ("engine", "spectra"),
     "stable_rank": ("rank", "stable_rank"),
     "summarise": ("summary", "summarise"),
+    "truncation_errors": ("engine", "truncation_errors"),
     "windows": ("text", "windows"),
 }
 
 __all__ = [
+    "Approximation",
     "Attention",
+    "Choice",
     "Corpus",
     "LoadedModel",
     "RankscopeError",
     "Recipe",
+    "Sampling",
     "Spectrum",
     "Status",
     "TextOptions",
     "Window",
     "__version__",
+    "choose_ranks",
     "cumulative_ratio",
+    "decompose",
     "effective_rank",
     "energy_ratio",
+    "error_curves",
     "export",
     "load",
     "load_corpus",
     "load_model",
+    "losses",
+    "method",
+    "method_errors",
     "numerical_rank",
     "rank_at",
     "run",
@@ -89,12 +113,22 @@ __all__ = [
     "spectra",
     "stable_rank",
     "summarise",
+    "truncation_errors",
     "windows",
 ]
 
 if TYPE_CHECKING:
+    from rankscope.approximations import Approximation, method
     from rankscope.capture import Attention
-    from rankscope.engine import Recipe, run, spectra
+    from rankscope.engine import (
+        Recipe,
+        Sampling,
+        losses,
+        method_errors,
+        run,
+        spectra,
+        truncation_errors,
+    )
     from rankscope.exceptions import RankscopeError
     from rankscope.linalg import Spectrum, singular_values
     from rankscope.models import LoadedModel
@@ -107,10 +141,13 @@ if TYPE_CHECKING:
         rank_at,
         stable_rank,
     )
+    from rankscope.selection import Choice
+    from rankscope.selection import from_dataset as choose_ranks
     from rankscope.status import Status
     from rankscope.store.files import export, load
     from rankscope.summary import summarise
     from rankscope.text import Corpus, TextOptions, Window, load_corpus, windows
+    from rankscope.truncation import decompose, error_curves
 
 
 def __getattr__(name: str) -> Any:

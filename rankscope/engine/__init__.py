@@ -1,9 +1,9 @@
-"""A run: windows in, spectra of every head out, through a store that survives being stopped."""
+"""A run: windows in, what was measured of every head out, through a store that can be resumed."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from rankscope.store.files import check_target, load
 if TYPE_CHECKING:
     import xarray as xr
 
+    from rankscope.approximations import Approximation
     from rankscope.models import LoadedModel
     from rankscope.text import Corpus
 
@@ -38,8 +39,11 @@ __all__ = [
     "estimate",
     "execute",
     "free_memory",
+    "losses",
+    "method_errors",
     "run",
     "spectra",
+    "truncation_errors",
 ]
 
 Progress = Callable[[int, int], None]
@@ -70,9 +74,112 @@ def spectra(
     xarray.Dataset
         Dims model, corpus, sample, layer, head, index; see :mod:`rankscope.store`.
     """
+    return _in_memory(SpectraPlan(model, corpus, recipe or Recipe()), model, workers, progress)
+
+
+def truncation_errors(
+    model: LoadedModel,
+    corpus: Corpus,
+    sampling: Sampling | None = None,
+    ranks: Sequence[int] | None = None,
+    *,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Errors of P_low for every k, window, layer and head, in memory.
+
+    Parameters
+    ----------
+    model, corpus : LoadedModel, Corpus
+    sampling : Sampling, optional
+    ranks : sequence of int, optional
+        Where P_low itself is built: negative mass, row sums, the clipped variant.
+    workers, progress
+        As for :func:`spectra`.
+
+    Returns
+    -------
+    xarray.Dataset
+        Dims model, corpus, sample, layer, head, index and rank;
+        see :data:`rankscope.engine.measure_truncation.TRUNCATION`.
+    """
+    plan = TruncationPlan(model, corpus, sampling or Sampling(), ranks)
+    return _in_memory(plan, model, workers, progress)
+
+
+def method_errors(
+    model: LoadedModel,
+    corpus: Corpus,
+    methods: Sequence[Approximation],
+    sampling: Sampling | None = None,
+    *,
+    spectral: bool = True,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Errors of methods on every window, layer and head, in memory.
+
+    Parameters
+    ----------
+    model, corpus : LoadedModel, Corpus
+    methods : sequence of Approximation
+    sampling : Sampling, optional
+    spectral : bool
+        Whether the spectral error is computed too.
+    workers, progress
+        As for :func:`spectra`.
+
+    Returns
+    -------
+    xarray.Dataset
+        Dims model, corpus, sample, layer, head, method. Select one with
+        ``dataset.sel({"method": name})``: ``sel(method=…)`` is xarray's own keyword.
+    """
+    plan = ComparisonPlan(model, corpus, sampling or Sampling(), methods, spectral)
+    return _in_memory(plan, model, workers, progress)
+
+
+def losses(
+    model: LoadedModel,
+    corpus: Corpus,
+    methods: Sequence[Approximation],
+    sampling: Sampling | None = None,
+    *,
+    mask_seed: int = 0,
+    fraction: float = 0.15,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Loss of a model with its attention replaced by each method, in memory.
+
+    Parameters
+    ----------
+    model : LoadedModel
+        Loaded with ``head=True``; without a head its hidden states are compared.
+    corpus : Corpus
+    methods : sequence of Approximation
+    sampling : Sampling, optional
+        Its layers are those that are replaced.
+    mask_seed, fraction
+        Of the hidden tokens.
+    progress : callable, optional
+
+    Returns
+    -------
+    xarray.Dataset
+        Dims model, corpus, sample, method; the first method is full attention.
+    """
+    plan = InterventionPlan(
+        model, corpus, sampling or Sampling(), methods, mask_seed=mask_seed, fraction=fraction
+    )
+    return _in_memory(plan, model, 1, progress)
+
+
+def _in_memory(
+    plan: Plan, model: LoadedModel, workers: int, progress: Progress | None
+) -> xr.Dataset:
     with tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
         target = Path(folder) / "run.zarr"
-        run(model, corpus, recipe, target, workers=workers, progress=progress)
+        execute(plan, model, target, workers=workers, progress=progress)
         return load(target)
 
 

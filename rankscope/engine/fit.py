@@ -262,10 +262,9 @@ def _fit_layers(
     if settings.projection == "learned-conv":
         assert kernels is not None
         return head.file(layers, kernels)
-    # neither start is better in every layer: windows held out decide
-    starts = [None] if kernels is None else [kernels, None]
-    tried = [learn(seen, unseen, settings.k, kind="matrix", start=one, **options) for one in starts]
-    return head.file(layers, min(tried, key=lambda one: one.held_out[one.best]))
+    return head.file(
+        layers, learn(seen, unseen, settings.k, kind="matrix", start=kernels, **options)
+    )
 
 
 def _joined(parts: Any) -> dict[int, Any]:

@@ -22,8 +22,8 @@ of :func:`undirected`, in which two tokens are neighbours if either attends to t
 
 from __future__ import annotations
 
+from rankscope.graphs.layers import Reach, layers_to_reach_all, reach, reach_matrix
 from rankscope.graphs.paths import PathLengths, path_lengths
-from rankscope.graphs.reach import Reach, layers_to_reach_all, reach, reach_matrix
 from rankscope.graphs.references import complete, erdos_renyi, ring_lattice, watts_strogatz
 from rankscope.graphs.smallworld import SmallWorld, small_world
 from rankscope.graphs.structure import (

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csgraph
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from rankscope.exceptions import UsageError
 
@@ -18,6 +18,9 @@ _SLACK = 1e-12
 
 _DENSE = 256
 """Up to so many nodes, all eigenvalues at once are cheaper than one by iteration."""
+
+_RESTARTS = 20_000
+"""Of the iteration for the spectral gap."""
 
 _ENTRIES = 2**24
 """Numbers in one piece of a product that is dense in the worst case."""
@@ -86,9 +89,9 @@ def csr_of(rows: NDArray[np.int64], columns: NDArray[np.int64], n: int) -> scipy
     (n, n) csr_array of bool
         With sorted column indices.
     """
-    ones = np.ones(len(rows), dtype=bool)
+    # in int32 an edge that is named twice counts 2, and is True all the same
+    ones = np.ones(len(rows), dtype=np.int32)
     found = scipy.sparse.coo_array((ones, (rows, columns)), shape=(n, n)).tocsr()
-    found.sum_duplicates()
     return found.astype(bool)
 
 
@@ -245,7 +248,8 @@ def local_clustering(graph: scipy.sparse.csr_array) -> NDArray[np.float64]:
         rows = edges[start : start + step]
         closed[start : start + step] = (rows @ edges).multiply(rows).sum(axis=1, dtype=np.float64)
     k = np.diff(edges.indptr).astype(np.float64)
-    return np.divide(closed, k * (k - 1), out=np.zeros(n), where=k > 1)
+    found: NDArray[np.float64] = np.divide(closed, k * (k - 1), out=np.zeros(n), where=k > 1)
+    return found
 
 
 def clustering(graph: scipy.sparse.csr_array) -> float:
@@ -301,7 +305,7 @@ def spectral_gap(graph: scipy.sparse.csr_array, seed: int = 0) -> float:
     Raises
     ------
     UsageError
-        As :func:`degrees` does.
+        As :func:`degrees` does, or if the gap is too small for the iteration to find.
 
     References
     ----------
@@ -333,13 +337,20 @@ def spectral_gap(graph: scipy.sparse.csr_array, seed: int = 0) -> float:
     operator = LinearOperator((n, n), matvec=deflated, dtype=np.float64)
     start = np.random.default_rng(seed).standard_normal(n)
     # eigenvalues of a long band lie so close that a small basis would need many restarts
-    largest = eigsh(
-        operator,
-        k=1,
-        which="LA",
-        v0=start,
-        ncv=min(n - 1, 64),
-        maxiter=100 * n,
-        return_eigenvectors=False,
-    )
+    try:
+        largest = eigsh(
+            operator,
+            k=1,
+            which="LA",
+            v0=start,
+            ncv=min(n - 1, 64),
+            maxiter=_RESTARTS,
+            return_eigenvectors=False,
+        )
+    except ArpackNoConvergence as error:
+        raise UsageError(
+            f"the spectral gap of {n} tokens was not found in {_RESTARTS} restarts: "
+            "it is too small",
+            "ask for the gap of fewer tokens or of more neighbours",
+        ) from error
     return float(1 - largest[0])
