@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import math
 import multiprocessing
 import os
@@ -20,6 +19,7 @@ import torch
 
 from analyses._complexity_sides import Side, gaussian
 from analyses._timing import ONE_THREAD
+from rankscope import terminal
 from rankscope.engine.machine import return_freed_memory
 from rankscope.linalg import one_blas_thread
 
@@ -197,6 +197,11 @@ def _own_processes(device: torch.device) -> Iterator[Callable[[Side, int, int], 
         try:
             return float(receiver.recv())
         except EOFError:
+            process.join()
+            # ended by a signal, most likely for lack of memory; an error of its own is a defect
+            if process.exitcode >= 0:
+                raise RuntimeError(f"{side.text} failed at n = {n}, as told above") from None
+            terminal.note(f"{side.text} at n = {n}: its process was killed, no peak")
             return math.nan
         finally:
             process.join()
@@ -219,7 +224,6 @@ def _send_peak(sender: Any, side: Side, n: int, d: int) -> None:
 
 def _settle() -> int:
     """Give back what is free, forget the peak so far, and say what is held."""
-    gc.collect()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -96,7 +96,7 @@ class Side:
     least: int = 1
 
     def run(self, attention: Attention) -> torch.Tensor:
-        """The output, as the method computes it."""
+        """The output: (1, 1, n, d) tensor."""
         if self.method is not None:
             return self.method.apply(attention)
         fused = torch.nn.functional.scaled_dot_product_attention

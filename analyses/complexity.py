@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
         limit = free_memory()
         terminal.note(f"only {limit / 2**30:.1f} GiB are free: that is the limit")
     with tempfile.TemporaryDirectory() as folder:
-        measured = sides(options.budget, lengths[-1], Path(folder))
+        measured = _chosen(sides(options.budget, lengths[-1], Path(folder)), options.only)
         possible = _possible(measured, lengths, options.d, limit)
         with terminal.progress("peak memory", "calls") as progress:
             peak = peaks(
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--budget", type=int, default=128, help="of every method, at every n")
     parser.add_argument("--d", type=int, default=64, help="width of query, key and value")
-    parser.add_argument("--repeats", type=int, default=7, help="turns of time through all")
+    parser.add_argument("--repeats", type=int, default=9, help="turns of time through all")
     parser.add_argument("--trials", type=int, default=2, help="processes for each peak")
     parser.add_argument(
         "--shortest", type=float, default=0.02, help="seconds that a measurement lasts at least"
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--memory-limit", type=float, default=6.0, help="GiB; what needs more is left out"
     )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these methods, and full")
     parser.add_argument("--quick", action="store_true", help="tiny n, to see that it works")
     parser.add_argument("--out", type=Path, default=TARGET)
     return parser
@@ -106,6 +107,17 @@ def _check(options: argparse.Namespace, lengths: Sequence[int]) -> None:
             raise UsageError(f"{name} below 1 measures nothing", "use 1 or more")
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError("torch finds no CUDA device", "use --device cpu")
+
+
+def _chosen(found: Sequence[Side], only: Sequence[str] | None) -> list[Side]:
+    """The sides with one of the names, and full attention, which all are compared to."""
+    names = {side.text.partition(":")[0] for side in found}
+    if unknown := sorted(set(only or ()) - names):
+        raise UsageError(
+            f"{', '.join(unknown)} is not measured here", f"one of {', '.join(sorted(names))}"
+        )
+    wanted = names if only is None else {FULL, *only}
+    return [side for side in found if side.text.partition(":")[0] in wanted]
 
 
 def _possible(
@@ -187,14 +199,14 @@ def _print(dataset: xr.Dataset) -> None:
     )
     shown = lengths[:: max(1, len(lengths) // 3)][-3:] if len(lengths) > 3 else lengths
     shown = sorted({*shown[:-1], lengths[-1]})
-    print(f"{'':48}" + "".join(f"{n:>24}" for n in shown) + f"{'time':>22}{'memory':>20}")
+    print(f"{'':48}" + "".join(f"{n:>28}" for n in shown) + f"{'time':>22}{'memory':>20}")
     for place, text in enumerate(dataset["method"].to_numpy()):
         row = ""
         for n in shown:
             one = {"n": n, "method": text}
             ms, mib = 1e3 * float(time.sel(one)), float(memory.sel(one)) / 2**20
             cell = f"{ms:.2f} ({100 * float(worst.sel(one)):.0f} %) / {mib:.2f}"
-            row += f"{cell if math.isfinite(ms) else 'not measured':>24}"
+            row += f"{cell if math.isfinite(ms) else 'not measured':>28}"
         for name in ("time", "memory"):
             slope, low, high = (
                 float(dataset[f"{name}_exponent{end}"][place]) for end in ("", "_low", "_high")

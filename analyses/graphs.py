@@ -29,8 +29,13 @@ Make = Callable[[int, int, int], scipy.sparse.csr_array]
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 COMPLETE = "complete"
-LIMITS: Mapping[str, int] = {"clustering": 4096, "spectral_gap": 4096, "small_world": 2048}
-"""Longest text that a measure is taken of."""
+LIMITS: Mapping[str, int] = {
+    "all_sources": 1024,
+    "spectral_gap": 1024,
+    "small_world": 1024,
+    "clustering": 4096,
+}
+"""Longest text that a measure is taken of; beyond, paths start from a sample of the tokens."""
 
 MEASURES = (
     "path_length",
@@ -80,13 +85,13 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m analyses graphs", description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--degree", type=int, nargs="+", default=[8, 64], help="keys a query, even")
-    parser.add_argument("--draws", type=int, default=3, help="of each random graph")
-    parser.add_argument("--sources", type=int, default=512, help="for paths, above 4096 tokens")
+    parser.add_argument("--draws", type=int, default=2, help="of each random graph")
+    parser.add_argument("--sources", type=int, default=512, help="for paths, in long texts")
     parser.add_argument("--fit-from", type=int, default=512, help="smallest n of the fits")
     parser.add_argument("--model", nargs="*", default=["builtin", "minilm"])
     parser.add_argument("--corpus", default="builtin")
     parser.add_argument("--length", type=int, default=512, help="of the models' windows")
-    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--mass", type=float, default=0.9)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args(argv)
@@ -115,19 +120,21 @@ def over_lengths(
     """Measures of every graph, (degree, graph, n, draw); NaN where there is none to take."""
     shape = (len(ks), len(SIDES), len(lengths), draws)
     values = {name: np.full(shape, np.nan) for name in MEASURES}
-    with terminal.progress("graphs") as progress:
-        done, total = 0, len(ks) * len(SIDES) * len(lengths)
-        for place in np.ndindex(shape[:-1]):
+    with terminal.progress("graphs", "graphs") as progress:
+        places = list(np.ndindex(shape[:-1]))
+        for done, place in enumerate(places):
+            progress(done, len(places))
             k, n = ks[place[0]], lengths[place[2]]
             random, make = list(SIDES.values())[place[1]]
             full = list(SIDES)[place[1]] == COMPLETE
             for draw in range(draws if random else 1):
                 if k < n - 1:
-                    one = full_graph(n) if full else measures(make(n, k, draw), sources, draw)
+                    # from all tokens of a random graph, others are about equally far away
+                    some = max(1, sources // 8) if random else sources
+                    one = full_graph(n) if full else measures(make(n, k, draw), some, draw)
                     for name, value in one.items():
                         values[name][(*place, draw)] = value
-            done += 1
-            progress(done, total)
+        progress(len(places), len(places))
     dims = ("degree", "graph", "n", "draw")
     return xr.Dataset(
         {("mean_degree" if name == "degree" else name): (dims, values[name]) for name in MEASURES},
@@ -137,11 +144,11 @@ def over_lengths(
 
 
 def measures(
-    graph: scipy.sparse.csr_array, sources: int, seed: int, *, draws: int = 2
+    graph: scipy.sparse.csr_array, sources: int, seed: int, *, draws: int = 1
 ) -> dict[str, float]:
     """Every measure of one graph that its size allows."""
     n = graph.shape[0]
-    paths = graphs.path_lengths(graph, sources if n > 4096 else None, seed)
+    paths = graphs.path_lengths(graph, sources if n > LIMITS["all_sources"] else None, seed)
     degree = graphs.degrees(graph)
     found: dict[str, float] = {
         "path_length": paths.mean,
@@ -165,7 +172,7 @@ def measures(
 
 
 def full_graph(n: int) -> dict[str, float]:
-    """Closed forms of the complete graph, which is too large to measure; tests measure small ones."""
+    """Closed forms of the complete graph, too large to be measured here; tests measure it."""
     found = dict.fromkeys(("path_length", "efficiency", "longest", "diameter", "clustering"), 1.0)
     found |= dict.fromkeys(("path_length_error", "unreachable", "omega"), 0.0)
     found |= dict.fromkeys(("degree", "in_max", "out_max"), float(n - 1))
@@ -185,7 +192,7 @@ def with_fits(found: xr.Dataset, least: int) -> xr.Dataset:
     for name in FITS:
         x = n if name == "slope_n" else np.log(n)
         y = np.log(lengths) if name == "exponent" else lengths
-        rows = [line(x, one) for one in y.reshape(-1, len(n))]
+        rows = [line(x, one) for one in y.reshape(math.prod(y.shape[:-1]), len(n))]
         columns = zip(("", "_low", "_high", "_r2"), zip(*rows, strict=True), strict=True)
         for end, column in columns:
             fitted[name + end] = (("degree", "graph"), np.array(column).reshape(y.shape[:-1]))
@@ -222,21 +229,22 @@ def of_model(spec: str, options: argparse.Namespace) -> xr.Dataset:
     shape = (samples, len(frame.layers), frame.n_heads)
     values = {name: np.full(shape, np.nan) for name in MEASURES}
     layers: list[list[scipy.sparse.csr_array]] = [[] for _ in range(samples)]
-    with terminal.progress(f"P of {model.info.name}") as progress:
-        done = 0
-        for sample, attention in frame.attentions(model, range(samples), values=False):
+    with terminal.progress(f"P of {model.info.name}", "layers") as progress:
+        total = samples * len(frame.layers)
+        stream = frame.attentions(model, range(samples), values=False)
+        for done, (sample, attention) in enumerate(stream):
+            progress(done, total)
             place = frame.layers.index(attention.layer)
             heads = [
                 graphs.thresholded(attention.matrix(0, head), options.mass)
                 for head in range(frame.n_heads)
             ]
             for head, graph in enumerate(heads):
-                one = measures(graph, options.sources, sample, draws=1)
+                one = measures(graph, options.sources, sample)
                 for name, value in one.items():
                     values[name][sample, place, head] = value
             layers[sample].append(graphs.union(heads))
-            done += 1
-            progress(done, samples * len(frame.layers))
+        progress(total, total)
     dims = ("sample", "layer", "head")
     found = xr.Dataset(
         {("mean_degree" if name == "degree" else name): (dims, values[name]) for name in MEASURES},
@@ -264,12 +272,10 @@ def _reached(patterns: Sequence[scipy.sparse.csr_array]) -> npt.NDArray[np.float
 
 def _print(found: xr.Dataset) -> None:
     mean = found.mean("draw")
-    largest = int(mean["n"].where(mean["clustering"].notnull().any(("degree", "graph"))).max())
-    small = int(mean["n"].where(mean["sigma"].notnull().any(("degree", "graph"))).max())
+    largest = _largest(mean, "clustering")
+    small = _largest(mean, "spectral_gap")
     for k in found["degree"].to_numpy():
-        print(
-            f"\n{k} keys a query: mean path length over n; C and gap at {largest}; σ, ω at {small}"
-        )
+        print(f"\n{k} keys a query: mean path length over n; C at {largest}; gap, σ, ω at {small}")
         print(f"  {'graph':15}" + "".join(f"{n:>9}" for n in found["n"].to_numpy()) + "  unreach")
         for name in found["graph"].to_numpy():
             row = mean.sel(degree=k, graph=name)
@@ -278,13 +284,13 @@ def _print(found: xr.Dataset) -> None:
             end, mid = row.sel(n=largest), row.sel(n=small)
             print(
                 f"  {name:15}{words}  {missing:7.3f}  C {float(end['clustering']):.4f}  "
-                f"gap {float(end['spectral_gap']):.3g}  σ {float(mid['sigma']):.2f}  "
+                f"gap {float(mid['spectral_gap']):.3g}  σ {float(mid['sigma']):.2f}  "
                 f"ω {float(mid['omega']):+.2f}"
             )
         print(
             f"  what it grows like, n from {found.attrs['fit_from']}; 1/ln k = {1 / np.log(k):.3f}"
         )
-        for name in found["graph"].to_numpy():
+        for name in found["graph"].drop_sel(graph=COMPLETE).to_numpy():
             row = found.sel(degree=k, graph=name)
             words = "  ".join(
                 f"{fit} {float(row[fit]):.3g} [{float(row[fit + '_low']):.3g}, "
@@ -293,6 +299,12 @@ def _print(found: xr.Dataset) -> None:
             )
             print(f"  {name:15}{words}")
         _print_reach(found.sel(degree=k).max("draw"))
+
+
+def _largest(found: xr.Dataset, name: str) -> int:
+    """Longest text that a measured graph has a value for."""
+    there = found[name].drop_sel(graph=COMPLETE).notnull().any(("degree", "graph"))
+    return int(found["n"].where(there).max())
 
 
 def _print_reach(found: xr.Dataset) -> None:

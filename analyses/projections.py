@@ -65,9 +65,11 @@ def main(argv: Sequence[str]) -> None:
         files[k] = path
     scored = Sampling(length=options.length, windows=options.windows)
     texts = _methods(files, options.length)
+    # on the training text only what stands beside the learned ones
+    few = [text for text in texts if _k(text) in files and "projected" not in text]
     splits = {
-        split: _compare(model, corpus, scored, texts, f"{stem}--{split}-run.nc")
-        for split, corpus in (("training", train), ("test", test))
+        "training": _compare(model, train, scored, few, f"{stem}--training-run.nc"),
+        "test": _compare(model, test, scored, texts, f"{stem}--test-run.nc"),
     }
     names = NAMES | {_label(texts, path): "learned" for path in files.values()}
     layers = errors_by_layer(splits, names=names).to_dataset(name="output_error")
@@ -81,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _methods(files: dict[int, Path], n: int) -> list[str]:
     texts = [f"linformer:k={k},projection=learned,file={path}" for k, path in files.items()]
-    for k in sorted({*files, *(2**i for i in range(n.bit_length()) if 2**i <= n)}):
+    for k in sorted({*files, *(2**i for i in range(4, n.bit_length()) if 2**i <= n)}):
         texts += [
             f"truncated:k={k}",
             f"best-output:k={k}",
@@ -91,6 +93,12 @@ def _methods(files: dict[int, Path], n: int) -> list[str]:
             f"projected:k={k}",
         ]
     return [*texts, "mean-row", "uniform"]
+
+
+def _k(text: str) -> int:
+    from rankscope.engine.measure_methods import budget_of
+
+    return budget_of(method(text))
 
 
 def _label(texts: Sequence[str], path: Path) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -19,11 +21,16 @@ from rankscope.approximations.base import (
 from rankscope.approximations.ranks import read_ranks
 from rankscope.attention import Attention
 from rankscope.exceptions import UsageError
-from rankscope.truncation import clip_and_renormalise, decompose
+from rankscope.truncation import Decomposition, clip_and_renormalise, decompose
 
 _BYTES = 2**30
 
-Heads = Callable[[torch.Tensor, slice], torch.Tensor]
+_KEPT_BYTES = 2**28
+
+# attention compares by identity, and what is known of it goes when it goes
+_known: WeakKeyDictionary[Attention, dict[int, Decomposition]] = WeakKeyDictionary()
+_locks: WeakKeyDictionary[Attention, threading.Lock] = WeakKeyDictionary()
+_guard = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -138,11 +145,11 @@ class Truncated(Approximation):
     def matrix(self, attention: Attention) -> torch.Tensor:
         ranks = self._ranks(attention)
 
-        def low(weights: torch.Tensor, heads: slice) -> torch.Tensor:
-            found = decompose(weights).truncate(ranks[heads])
+        def low(whole: Decomposition, heads: slice) -> torch.Tensor:
+            found = whole.truncate(ranks[heads])
             return clip_and_renormalise(found) if self.rows == "clipped" else found
 
-        return _over_heads(attention, low)
+        return _over_decomposed_heads(attention, low)
 
     def apply(self, attention: Attention) -> torch.Tensor:
         value = attention.values
@@ -150,10 +157,10 @@ class Truncated(Approximation):
             return self.matrix(attention) @ value
         ranks = self._ranks(attention)
 
-        def low(weights: torch.Tensor, heads: slice) -> torch.Tensor:
-            return decompose(weights).output(ranks[heads], value[:, heads])
+        def low(whole: Decomposition, heads: slice) -> torch.Tensor:
+            return whole.output(ranks[heads], value[:, heads])
 
-        return _over_heads(attention, low)
+        return _over_decomposed_heads(attention, low)
 
     def cost(self, n: int, m: int, d: int, d_v: int) -> Cost:
         """Cost of applying the factors; finding them costs a decomposition of P."""
@@ -214,17 +221,48 @@ class BestOutput(Approximation):
         return Cost(n * k * d_v, 4 * k * (n + d_v))
 
     def _left(self, product: torch.Tensor) -> torch.Tensor:
-        # leading left singular vectors: right ones of the transpose
-        return decompose(product.mT).leading(self.k)
+        left: torch.Tensor = torch.linalg.svd(product, full_matrices=False)[0]
+        return left[..., : self.k]
 
 
-def _over_heads(attention: Attention, work: Heads) -> torch.Tensor:
-    """`work` on P of a few heads at a time, as many as a GPU wants and the memory allows."""
+def _head_slices(attention: Attention) -> list[slice]:
+    """A few heads at a time, as many as a GPU wants and the memory allows."""
     n, m = attention.shape
     per_head = 8 * n * m * len(attention.query)
     step = 1 if attention.query.device.type == "cpu" else max(1, _BYTES // (4 * per_head))
+    starts = range(0, attention.n_heads, step)
+    return [slice(start, min(start + step, attention.n_heads)) for start in starts]
+
+
+def _over_heads(
+    attention: Attention, work: Callable[[torch.Tensor, slice], torch.Tensor]
+) -> torch.Tensor:
+    """`work` on P of a few heads at a time."""
+    parts = [
+        work(attention.heads(heads).weights, heads).to(attention.dtype)
+        for heads in _head_slices(attention)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def _over_decomposed_heads(
+    attention: Attention, work: Callable[[Decomposition, slice], torch.Tensor]
+) -> torch.Tensor:
+    """`work` on the decomposition of a few heads at a time.
+
+    Several ranks of one attention, or its matrix and its output, ask for the same decomposition: it
+    is kept as long as the attention lives, if it is not too large.
+    """
+    n, m = attention.shape
+    keep = 8 * attention.n_heads * len(attention.query) * m * (n + min(n, m)) <= _KEPT_BYTES
+    with _guard:
+        lock = _locks.setdefault(attention, threading.Lock())
     parts = []
-    for start in range(0, attention.n_heads, step):
-        heads = slice(start, min(start + step, attention.n_heads))
-        parts.append(work(attention.heads(heads).weights, heads).to(attention.dtype))
+    for heads in _head_slices(attention):
+        with lock:
+            known = _known.setdefault(attention, {}) if keep else {}
+            whole = known.get(heads.start)
+            if whole is None:
+                whole = known[heads.start] = decompose(attention.heads(heads).weights)
+        parts.append(work(whole, heads).to(attention.dtype))
     return torch.cat(parts, dim=1)

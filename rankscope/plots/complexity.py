@@ -28,7 +28,9 @@ _PANELS = (
     ("seconds", "repeat", 1e-3, "time of one head (ms)"),
     ("peak_bytes", "trial", 2.0**20, "peak memory beside the inputs (MiB)"),
 )
-_LABEL = {"fontsize": 8, "color": "0.35", "ha": "center", "va": "center"}
+# below all that can be measured: nothing is cut off
+_FLOOR = 1e-9
+_LABEL: dict[str, Any] = {"fontsize": 8, "color": "0.35", "ha": "center", "va": "center"}
 
 
 def cost_over_length(
@@ -67,17 +69,17 @@ def cost_over_length(
     labels = [_label(measured, place, names or {}) for place in range(len(texts))]
     longest = int(lengths.max())
     attrs = measured.attrs
+    where = "one thread of a CPU" if attrs["device"] == "cpu" else str(attrs["device"])
+    span = f"n = {attrs['fit_from']:,} … {longest:,}"
     notes = [
-        f"one head, d = {attrs['d']}, budget {attrs['budget']}, {attrs['device']}",
-        "in brackets: exponents p of time and of memory, y ∝ nᵖ, fitted over "
-        f"n = {attrs['fit_from']:,} … {longest:,}",
+        f"one head, d = {attrs['d']}, budget {attrs['budget']}, {where}",
+        f"in brackets: exponents p of time and of memory, y ∝ nᵖ, fitted over {span}",
     ]
     with house_style():
         figure, legend = figure_with_legend(width, 3.0, labels, notes)
         handles: list[Any] = []
-        for ax, (variable, repeated, unit, name) in zip(
-            figure.subplots(1, 2), _PANELS, strict=True
-        ):
+        axes = figure.subplots(1, 2)
+        for ax, (variable, repeated, unit, name) in zip(axes, _PANELS, strict=True):
             curves = finite(measured[variable].min(repeated).to_numpy()) / unit
             # an allocator that had room left needs no more, and zero has no logarithm
             curves = np.where(curves > 0, curves, np.nan)
@@ -85,12 +87,12 @@ def cost_over_length(
                 ax.plot(lengths, curve, **style)[0]
                 for curve, style in zip(curves, styles, strict=True)
             ]
-            error_axis([ax], [curves], float(np.nanmin(curves)) if _any(curves) else 1.0)
+            error_axis([ax], [curves], _FLOOR)
             rank_axis(ax, lengths)
             _slopes(ax, lengths, curves)
             ax.set_xlabel("tokens n")
             ax.set_ylabel(name)
-        _name_groups(ax, [str(group) for group in measured["group"].to_numpy()], styles)
+        _name_groups(axes[1], [str(group) for group in measured["group"].to_numpy()], styles)
         figure.legend(handles=handles, **legend)
     return figure
 
