@@ -76,7 +76,9 @@ def main(argv: Sequence[str]) -> None:
     layers.attrs = {"model": model.info.name, "training": train.name, "test": test.name}
     export(layers, f"{stem}--layers.nc", overwrite=True)
     export(small(splits["test"]), f"{stem}--test.nc", overwrite=True)
-    spaces = _subspaces(model, train, test, sampling, scored, options.k, stem)
+    # a sum over windows, which settles sooner than what is learned
+    summed = Sampling(length=options.length, windows=min(32, options.fit_windows))
+    spaces = _subspaces(model, train, test, summed, scored, options.k, stem)
     export(spaces, f"{stem}--subspaces.nc", overwrite=True)
     _print(layers["output_error"], splits["test"], spaces, options.length)
 

@@ -22,7 +22,8 @@ def draw() -> list[Path]:
             one = found.sel({"mean_rank": mean, "way": way})
             bounds = (float(one[f"loss_difference_{end}"]) + full for end in ("low", "high"))
             rows.append((int(mean) * heads, str(way), float(one["loss"]), *bounds))
-    losses = plots.budget_curves(rows, full=full, heads=heads)
+    note = "bars: 95 % interval of the difference to full attention"
+    losses = plots.budget_curves(rows, full=full, heads=heads, note=note)
     ranks = found["rank"].sel({"mean_rank": SHOWN, "way": "head"})
     title = f"ranks of the heads, mean {SHOWN}"
     return [

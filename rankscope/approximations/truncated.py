@@ -25,7 +25,8 @@ from rankscope.truncation import Decomposition, clip_and_renormalise, decompose
 
 _BYTES = 2**30
 
-_KEPT_BYTES = 2**28
+KEPT_BYTES = 2**28
+"""Largest decomposition of a layer that is kept for the next rank."""
 
 # attention compares by identity, and what is known of it goes when it goes
 _known: WeakKeyDictionary[Attention, dict[int, Decomposition]] = WeakKeyDictionary()
@@ -221,8 +222,12 @@ class BestOutput(Approximation):
         return Cost(n * k * d_v, 4 * k * (n + d_v))
 
     def _left(self, product: torch.Tensor) -> torch.Tensor:
-        left: torch.Tensor = torch.linalg.svd(product, full_matrices=False)[0]
-        return left[..., : self.k]
+        # what is not finite never reaches the solver, nor spoils its neighbours
+        good = torch.isfinite(product).all(dim=-1).all(dim=-1)[..., None, None]
+        left: torch.Tensor = torch.linalg.svd(torch.where(good, product, 0.0), full_matrices=False)[
+            0
+        ]
+        return torch.where(good, left, torch.nan)[..., : self.k]
 
 
 def _head_slices(attention: Attention) -> list[slice]:
@@ -254,7 +259,7 @@ def _over_decomposed_heads(
     is kept as long as the attention lives, if it is not too large.
     """
     n, m = attention.shape
-    keep = 8 * attention.n_heads * len(attention.query) * m * (n + min(n, m)) <= _KEPT_BYTES
+    keep = 8 * attention.n_heads * len(attention.query) * m * (n + min(n, m)) <= KEPT_BYTES
     with _guard:
         lock = _locks.setdefault(attention, threading.Lock())
     parts = []

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from rankscope.approximations import Approximation
+from rankscope.approximations.truncated import KEPT_BYTES
 from rankscope.attention import Attention, check_matrix
 from rankscope.engine.frame import Frame
 from rankscope.engine.machine import hidden_states
@@ -73,8 +74,12 @@ class ComparisonPlan(LayerPlan):
 
     def estimate(self, model: LoadedModel, workers: int) -> int:
         n, heads = self.frame.length, self.frame.n_heads
-        # P once; for each method at work its matrix, and in float64 both, their difference, logs
-        return heads * n * n * (4 + workers * (4 + 5 * 8)) + hidden_states(model, n)
+        # P once; for each method at work its matrix and what it is made from; of one head, in
+        # float64, both matrices, their difference and logarithms; one decomposition is kept
+        layer = heads * n * n * 4
+        kept = min(2 * heads * n * n * 8, KEPT_BYTES)
+        one_head = 8 * n * n * 8
+        return layer + workers * (3 * layer + one_head) + kept + hidden_states(model, n)
 
     def add(self, result: WindowResult, place: int, attention: Attention, pool: Workers) -> None:
         exact = attention.weights
@@ -90,7 +95,14 @@ class ComparisonPlan(LayerPlan):
             found = output_errors(output, method.apply(attention))
             if method.linear:
                 implied = method.matrix(attention)
-                found |= matrix_errors(exact, implied, spectral=self.spectral)
+                # head by head: in float64 a whole layer would be several times as large
+                heads = [
+                    matrix_errors(exact[:, head], implied[:, head], spectral=self.spectral)
+                    for head in range(attention.n_heads)
+                ]
+                found |= {
+                    name: torch.stack([one[name] for one in heads], dim=1) for name in heads[0]
+                }
             return found
 
         if attention.query.device.type == "cpu":
