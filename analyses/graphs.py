@@ -29,13 +29,11 @@ Make = Callable[[int, int, int], scipy.sparse.csr_array]
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 COMPLETE = "complete"
-LIMITS: Mapping[str, int] = {
-    "all_sources": 1024,
-    "spectral_gap": 1024,
-    "small_world": 1024,
-    "clustering": 4096,
-}
-"""Longest text that a measure is taken of; beyond, paths start from a sample of the tokens."""
+ALL_SOURCES = 1024
+"""Longest text in which the paths of a pattern start from every token, and not from a sample."""
+
+LIMITS: Mapping[str, int] = {"spectral_gap": 1024, "small_world": 1024, "clustering": 4096}
+"""Longest text that a measure is taken of."""
 
 MEASURES = (
     "path_length",
@@ -46,7 +44,7 @@ MEASURES = (
     "unreachable",
     "clustering",
     "spectral_gap",
-    "degree",
+    "mean_degree",
     "in_max",
     "out_max",
     "sigma",
@@ -131,24 +129,25 @@ def over_lengths(
                 if k < n - 1:
                     # from all tokens of a random graph, others are about equally far away
                     some = max(1, sources // 8) if random else sources
-                    one = full_graph(n) if full else measures(make(n, k, draw), some, draw)
+                    first = None if n <= ALL_SOURCES else some
+                    one = full_graph(n) if full else measures(make(n, k, draw), first, draw)
                     for name, value in one.items():
                         values[name][(*place, draw)] = value
         progress(len(places), len(places))
     dims = ("degree", "graph", "n", "draw")
     return xr.Dataset(
-        {("mean_degree" if name == "degree" else name): (dims, values[name]) for name in MEASURES},
+        {name: (dims, values[name]) for name in MEASURES},
         {"degree": list(ks), "graph": list(SIDES), "n": list(lengths), "draw": np.arange(draws)},
         {"sources": sources, "rewired": 0.1},
     )
 
 
 def measures(
-    graph: scipy.sparse.csr_array, sources: int, seed: int, *, draws: int = 1
+    graph: scipy.sparse.csr_array, sources: int | None, seed: int, *, draws: int = 1
 ) -> dict[str, float]:
     """Every measure of one graph that its size allows."""
     n = graph.shape[0]
-    paths = graphs.path_lengths(graph, sources if n > LIMITS["all_sources"] else None, seed)
+    paths = graphs.path_lengths(graph, sources, seed)
     degree = graphs.degrees(graph)
     found: dict[str, float] = {
         "path_length": paths.mean,
@@ -157,7 +156,7 @@ def measures(
         "longest": paths.longest,
         "diameter": paths.diameter,
         "unreachable": paths.unreachable_share,
-        "degree": degree.mean,
+        "mean_degree": degree.mean,
         "in_max": degree.in_max,
         "out_max": degree.out_max,
     }
@@ -166,7 +165,7 @@ def measures(
     if n <= LIMITS["spectral_gap"]:
         found["spectral_gap"] = graphs.spectral_gap(graph)
     if n <= LIMITS["small_world"]:
-        small = graphs.small_world(graph, draws=draws, seed=1000 + seed)
+        small = graphs.small_world(graph, draws=draws, sources=sources, seed=1000 + seed)
         found |= {"sigma": small.sigma, "omega": small.omega}
     return found
 
@@ -175,7 +174,7 @@ def full_graph(n: int) -> dict[str, float]:
     """Closed forms of the complete graph, too large to be measured here; tests measure it."""
     found = dict.fromkeys(("path_length", "efficiency", "longest", "diameter", "clustering"), 1.0)
     found |= dict.fromkeys(("path_length_error", "unreachable", "omega"), 0.0)
-    found |= dict.fromkeys(("degree", "in_max", "out_max"), float(n - 1))
+    found |= dict.fromkeys(("mean_degree", "in_max", "out_max"), float(n - 1))
     return found | {"spectral_gap": n / (n - 1), "sigma": 1.0}
 
 
@@ -240,14 +239,14 @@ def of_model(spec: str, options: argparse.Namespace) -> xr.Dataset:
                 for head in range(frame.n_heads)
             ]
             for head, graph in enumerate(heads):
-                one = measures(graph, options.sources, sample)
+                one = measures(graph, options.sources // 8, sample)
                 for name, value in one.items():
                     values[name][sample, place, head] = value
             layers[sample].append(graphs.union(heads))
         progress(total, total)
     dims = ("sample", "layer", "head")
     found = xr.Dataset(
-        {("mean_degree" if name == "degree" else name): (dims, values[name]) for name in MEASURES},
+        {name: (dims, values[name]) for name in MEASURES},
         {"layer": list(frame.layers)},
         {
             "model": model.info.name,

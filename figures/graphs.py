@@ -10,7 +10,7 @@ from rankscope.plots.graphs import path_lengths
 from rankscope.store.files import load
 
 NAMES = {
-    "dilated": "dilated band (pairs with a path: half)",
+    "dilated": "dilated band",
     "longformer": "Longformer, 1 global token",
     "random": "random keys",
     "random-band": "random keys + band",

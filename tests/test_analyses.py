@@ -66,3 +66,32 @@ def test_benchmark_gpu_runs_on_a_cpu(capsys: Any) -> None:
     assert max(figures["largest_difference"].values()) == 0.0
     (row,) = figures["rows"]
     assert {"attention", "spectra", "truncation", "linformer:k=128"} <= row.keys()
+
+
+def test_families(tmp_path: Path, capsys: Any) -> None:
+    sizes = ["--length", "32", "--budget", "8", "--windows", "1", "--loss-windows", "1"]
+    run("families", *sizes, "--out", str(tmp_path))
+    found = load(tmp_path / "families--builtin--builtin.nc")
+    errors = dict(
+        zip(found["method"].to_numpy().tolist(), found["output_mean"].to_numpy(), strict=True)
+    )
+    # every family is there, and nothing that looks at P is worse than what does not
+    families = importlib.import_module("analyses.families")
+    assert {families.family_of(name) for name in errors} == set(families.FAMILIES)
+    assert errors["top:w=8"] < errors["uniform"]
+    assert errors["truncated:k=8"] < errors["projected:k=8"]
+    assert np.isfinite(found["loss"]).all()
+    assert found["output_by_layer"].dims == ("at", "series", "layer")
+    assert found.attrs["refused"] == {}
+    assert "uniform" in capsys.readouterr().out
+
+
+def test_families_lists_what_a_model_refuses() -> None:
+    families = importlib.import_module("analyses.families")
+    names = {text.partition(":")[0] for group in families.FAMILIES.values() for text in group}
+    assert len(families.methods_at("linear", [8, 16])) == 1
+    assert [str(one) for one in families.methods_at("band:{b}", [8, 16])] == [
+        "band:w=8",
+        "band:w=16",
+    ]
+    assert {"truncated", "linformer", "lsh", "performer", "nystrom", "bigbird"} <= names
