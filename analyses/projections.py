@@ -46,6 +46,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--test", default="builtin", help="another text")
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--k", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--subspace-k", type=int, nargs="+", help="the middle one of --k")
     parser.add_argument("--fit-windows", type=int, default=192)
     parser.add_argument("--held-out", type=int, default=24, help="to stop by")
     parser.add_argument("--windows", type=int, default=12, help="to score on")
@@ -78,7 +79,8 @@ def main(argv: Sequence[str]) -> None:
     export(small(splits["test"]), f"{stem}--test.nc", overwrite=True)
     # a sum over windows, which settles sooner than what is learned
     summed = Sampling(length=options.length, windows=min(32, options.fit_windows))
-    spaces = _subspaces(model, train, test, summed, scored, options.k, stem)
+    ks = options.subspace_k or [sorted(options.k)[len(options.k) // 2]]
+    spaces = _subspaces(model, train, test, summed, scored, ks, stem)
     export(spaces, f"{stem}--subspaces.nc", overwrite=True)
     _print(layers["output_error"], splits["test"], spaces, options.length)
 

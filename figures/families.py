@@ -78,9 +78,9 @@ def _table(found: dict[tuple[str, str], xr.Dataset], groups: dict[str, list[str]
         "",
         "# Every method at equal budget",
         "",
-        "Relative output error: mean over heads and, in brackets, 10 to 90 % of the heads; then the "
-        "loss above full attention's (built-in model, nats a masked token) or the relative error of "
-        "the final hidden states. n = 512. Nothing was trained. Methods marked * need P.",
+        "Relative output error: mean over heads and, in brackets, 10 to 90 % of the heads; then",
+        "the loss above full attention's (built-in model, nats a masked token) or the relative",
+        "error of the final hidden states. n = 512. Nothing was trained. Methods with * need P.",
     ]
     for (model, corpus), one in found.items():
         budgets = sorted({int(b) for b in one["budget"].to_numpy() if b > 0})
