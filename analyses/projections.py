@@ -73,7 +73,8 @@ def main(argv: Sequence[str]) -> None:
         "test": _compare(model, test, scored, texts, f"{stem}--test-run.nc"),
     }
     names = NAMES | {_label(texts, path): "learned" for path in files.values()}
-    layers = errors_by_layer(splits, names=names).to_dataset(name="output_error")
+    every = errors_by_layer(splits, names=names)
+    layers = every.sel(rank=sorted(files)).to_dataset(name="output_error")
     layers.attrs = {"model": model.info.name, "training": train.name, "test": test.name}
     export(layers, f"{stem}--layers.nc", overwrite=True)
     export(small(splits["test"]), f"{stem}--test.nc", overwrite=True)

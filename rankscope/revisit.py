@@ -56,9 +56,11 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
     """
     from rankscope.capture import capture
     from rankscope.models import HASH, load
+    from rankscope.summary.averages import check_run
     from rankscope.text import TextOptions, load_corpus, windows
 
-    if "recipe_json" not in dataset.attrs or "sample" not in dataset.dims:
+    check_run(dataset, ("sample", "layer", "head", "index"), ("singular_value",), "spectra")
+    if "recipe_json" not in dataset.attrs:
         raise StoreError("this file is no run", "give the result of `rankscope spectra`")
     for name, wanted in (("sample", sample), ("layer", layer), ("head", head)):
         there = dataset[name].to_numpy()
@@ -82,14 +84,16 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
     )
     _same("tokenizer", model.info.tokenizer, stored["tokenizer"])
     _same("model's weights", model.info.weights_sha256, stored["weights_sha256"])
+    # runs from before windows could be skipped do not say so
+    skip = recipe.get("skip", 0)
     cut = windows(
         corpus,
         model.tokenizer,
         length=recipe["length"],
-        count=recipe["windows"],
+        count=None if recipe["windows"] is None else recipe["windows"] + skip,
         mode=recipe["mode"],
         overlap=recipe["overlap"],
-    )
+    )[skip:]
     attention = next(
         capture(
             model,

@@ -130,6 +130,22 @@ def test_choose_rank_by_tolerance_keeps_to_it(place: Path) -> None:
         (["choose-rank", *SMALL, "--budget", "9", "--tolerance", "0.1"], 2, "exactly one"),
         (["choose-rank", *SMALL, "--tolerance", "0.1", "--out", "r.txt"], 2, ".json"),
         (["choose-rank", *SMALL, "--tolerance", "0.1", "--by", "layer"], 2, "--by"),
+        (["choose-rank", *SMALL, "--tolerance", "2"], 2, "tolerance of 2"),
+        (["choose-rank", *SMALL, "--budget", "3"], 2, "12 to 144"),
+        (["choose-rank", *SMALL, "--mean-rank", "13"], 2, "12 to 144"),
+        (["choose-rank", *SMALL, "--mean-rank", "4", "--kind", "energy"], 2, "--kind"),
+        (["choose-rank", *SMALL, "--tolerance", "0.1", "--minimum", "3"], 2, "--minimum"),
+        (["choose-rank", *SMALL, "--mean-rank", "4", "--check", "999"], 3, "packed windows"),
+        (["compare", *SMALL, "-M", f"truncated:k={10**20}"], 2, "beyond any window"),
+        (["compare", *SMALL, "--special", "drop", "-M", "linformer:k=2"], 17, "special"),
+        (["intervene", *SMALL, "--layers", "0", "--heads", "1.0", "-M", "uniform"], 2, "--layers"),
+        (["intervene", *SMALL, "--mask-seed", "-1", "-M", "uniform"], 2, "seed -1"),
+        (["linformer", "fit", *TINY, "--length", "12", "-k", "0"], 2, "k 0"),
+        (
+            ["linformer", "fit", *TINY, "-k", "4", "--projection", "svd", "--epochs", "3"],
+            2,
+            "leave",
+        ),
     ],
 )
 def test_errors_name_cause_and_remedy_and_leave_nothing(
@@ -144,13 +160,38 @@ def test_errors_name_cause_and_remedy_and_leave_nothing(
     assert sorted(path.name for path in place.iterdir()) == before
 
 
-def test_a_budget_out_of_range_keeps_the_curves(place: Path, capsys: Any) -> None:
-    line = ["choose-rank", *SMALL, "--budget", "3", "--out", "ranks.json"]
-    assert rankscope(*line) == 2
-    assert "12" in capsys.readouterr().err
-    assert Path("ranks.truncation.nc").exists()
-    assert not working_path("ranks.truncation.nc").exists()
-    assert not Path("ranks.json").exists()
+def test_a_damaged_file_is_named_in_a_few_words(place: Path, capsys: Any) -> None:
+    (place / "ranks.json").write_bytes(b"\xff\xfe" * 20_000)
+    line = ["compare", *SMALL, "-M", "truncated:ranks=ranks.json", "-o", "c.nc"]
+    assert rankscope(*line) == 17
+    shown = capsys.readouterr().err
+    assert "it is no text" in shown
+    assert len(shown) < 1000
+
+
+def test_a_refused_method_does_not_block_the_corrected_command(place: Path) -> None:
+    (place / "lines.txt").write_text("one\n" + "many words of a longer line here now " * 3)
+    line = ["compare", *SMALL, "--corpus", "lines.txt", "--unit", "line", "--mode", "document"]
+    line += ["--windows", "all", "--out", "c.nc"]
+    # the short line has fewer tokens than rows
+    assert rankscope(*line, "-M", "linformer:k=5") == 17
+    assert not working_path("c.nc").exists()
+    assert rankscope(*line, "-M", "linformer:k=3") == 0
+
+
+def test_an_empty_text_is_no_failure(place: Path) -> None:
+    (place / "lines.txt").write_text("one two three\n\nfour five six\n")
+    line = ["truncate", *SMALL, "--corpus", "lines.txt", "--unit", "line", "--mode", "document"]
+    assert rankscope(*line, "--windows", "all", "--special", "drop", "--out", "t.nc") == 0
+    assert load("t.nc")["status"].isel(sample=1).to_numpy().tolist() == [[[[3] * 4] * 3]]
+
+
+def test_plots_of_spectra_refuse_other_files(place: Path, capsys: Any) -> None:
+    assert rankscope("truncate", *SMALL, "--out", "t.nc") == 0
+    for kind in ("head", "spectra"):
+        assert rankscope("plot", "t.nc", "--kind", kind, "--out", "p.png") == 30
+        assert "rankscope spectra" in capsys.readouterr().err
+    assert not (place / "p.png").exists()
 
 
 def test_methods_lists_every_method_with_its_parameters(capsys: Any) -> None:

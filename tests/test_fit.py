@@ -124,7 +124,6 @@ def test_sharing_layerwise_gives_one_matrix(
     [
         (Fit(k=13), WINDOWS, "p.safetensors", MethodError, "k = 13"),
         (Fit(k=4), WINDOWS, "p.txt", UsageError, "safetensors"),
-        (Fit(k=4, held_out=0), WINDOWS, "p.safetensors", UsageError, "hold out"),
         (Fit(k=4), Sampling(length=12, windows=None), "p.safetensors", UsageError, "number"),
     ],
 )
@@ -153,13 +152,54 @@ def test_commands_fit_and_evaluate(place: Path, capsys: Any) -> None:
     again = ["linformer", "evaluate", "p.safetensors", *SMALL, "--skip", "5", "--out", "e.nc"]
     assert rankscope(*again) == 0
     shown = capsys.readouterr()
-    assert "careful" in shown.err
+    # three windows were fitted to and two held out; only others are a test
+    assert "careful" not in shown.err
     for word in ("learned", "P_low", "P·RᵀR", "random"):
         assert word in shown.out
     assert read("e.nc").sizes["method"] == 6
+    same = ["linformer", "evaluate", "p.safetensors", *SMALL, "--skip", "4", "--out", "same.nc"]
+    assert rankscope(*same) == 0
+    assert "careful" in capsys.readouterr().err
     # drawn weights are told apart by their seed
     assert rankscope(*again[:-1], "x.nc", "--seed", "1") == 17
     assert "seed 1" in capsys.readouterr().err
     wide = ["linformer", "fit", *TINY, "--length", "12", "-k", "40", "--windows", "2"]
     assert rankscope(*wide, "--out", "q.safetensors") == 17
     assert not Path("q.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"k": 0},
+        {"k": -3},
+        {"seed": -1},
+        {"epochs": 0},
+        {"held_out": -1},
+        {"patience": 0},
+        {"projection": "learned", "held_out": 0},
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Fit(**{"k": 4, "projection": "svd", **wrong})  # type: ignore[arg-type]
+
+
+def test_another_dtype_is_another_fit(model: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
+    target = fit(model, corpus, WINDOWS, QUICK, tmp_path / "p.safetensors")
+    double = load(model.info.spec, tokenizer="hash", dtype="float64")
+    with pytest.raises(StoreError, match="dtype"):
+        fit(double, corpus, WINDOWS, QUICK, target)
+
+
+@pytest.mark.parametrize("projection", ["svd", "learned"])
+def test_f29_causal_models_are_refused_before_anything_is_fitted(
+    corpus: Corpus, tmp_path: Path, projection: Any
+) -> None:
+    folder = tmp_path / "causal"
+    tiny_config("gpt2").save_pretrained(folder)
+    causal = load(f"random:{folder}", tokenizer="hash")
+    settings = Fit(k=4, projection=projection, held_out=2)
+    with pytest.raises(MethodError, match="causal"):
+        fit(causal, corpus, WINDOWS, settings, tmp_path / "p.safetensors")
+    assert [one.name for one in tmp_path.iterdir()] == ["causal"]

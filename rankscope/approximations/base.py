@@ -173,7 +173,8 @@ class Approximation(ABC):
         found: dict[str, Any] = {"method": self.name}
         for field in fields(self):
             value = getattr(self, field.name)
-            found[field.name] = str(value) if isinstance(value, Path) else value
+            # a file is what is in it, wherever it lies
+            found[field.name] = value.name if isinstance(value, Path) else value
             if isinstance(value, Path):
                 found[f"{field.name}_sha256"] = file_sha256(value)
         return found
@@ -186,6 +187,16 @@ class Approximation(ABC):
             if value != field.default or (field.name == self.budget and value is not None):
                 parts.append(f"{field.name}={_spelled(value)}")
         return f"{self.name}:{','.join(parts)}" if parts else self.name
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be understood, in a few words."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error.args[0]}"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text"
+    words = str(error) or type(error).__name__
+    return words if len(words) <= 160 else words[:160] + " …"
 
 
 def file_sha256(path: Path) -> str:
@@ -268,6 +279,8 @@ def check_budget(name: str, what: str, value: int) -> None:
     """
     if value < 1:
         raise UsageError(f"{name} with {what} {value} holds nothing", "use 1 or more")
+    if value >= 2**31:
+        raise UsageError(f"{name} with {what} {value} is beyond any window", "use a smaller one")
 
 
 def refuse_causal(name: str, attention: Attention, why: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from rankscope.approximations.base import Shape, file_sha256
+from rankscope.approximations.base import Shape, file_sha256, reason
 from rankscope.approximations.projections import Pair, Sharing, strided
 from rankscope.atomic import write_whole, writing
 from rankscope.exceptions import MethodError, UsageError
@@ -341,7 +341,8 @@ def _read(path: Path, _digest_of_file: str) -> Projections:
         )
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, UsageError) as error:
         raise MethodError(
-            f"{path} is no file of projections: {error!r}", "write one with rankscope linformer fit"
+            f"{path} is no file of projections: {reason(error)}",
+            "write one with rankscope linformer fit",
         ) from error
 
 

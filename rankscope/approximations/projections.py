@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from rankscope.approximations.base import Shape
+from rankscope.approximations.base import Shape, check_budget
 from rankscope.attention import Group
 from rankscope.exceptions import MethodError, UsageError
 
@@ -245,6 +245,7 @@ def check_length(name: str, k: int, n: int) -> None:
     ------
     MethodError
     """
+    check_budget(name, "k", k)
     if k > n:
         raise MethodError(
             f"{name} with k = {k} cannot project n = {n} tokens to more rows than there are",

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rankscope.approximations.base import Shape, file_sha256
+from rankscope.approximations.base import Shape, file_sha256, reason
 from rankscope.atomic import write_whole, writing
 from rankscope.exceptions import MethodError, UsageError
 
@@ -148,7 +148,7 @@ def _read(path: Path, _digest: str) -> Ranks:
         return found
     except (ValueError, KeyError, TypeError, RecursionError, UsageError) as error:
         raise MethodError(
-            f"{path} is no file of ranks: {error!r}", "write one with rankscope choose-rank"
+            f"{path} is no file of ranks: {reason(error)}", "write one with rankscope choose-rank"
         ) from error
 
 

@@ -182,6 +182,6 @@ def _finish(runs: list[Path]) -> None:
     rows = table(spectra_summaries(runs))
     terminal.note("data: " + ", ".join(map(str, runs)))
     terminal.summary_table(rows)
-    if any(row.n_bad for row in rows):
+    if any(row.n_failed for row in rows):
         terminal.note("finished, but some matrices have no spectrum: see their status in the file")
         raise typer.Exit(BAD_HEADS)

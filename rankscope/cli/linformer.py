@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +27,10 @@ from rankscope.cli.running import (
     load_corpora,
     load_model,
 )
+from rankscope.exceptions import UsageError
+
+if TYPE_CHECKING:
+    from rankscope.engine import Sampling
 
 
 class Projection(StrEnum):
@@ -74,10 +78,12 @@ def fit_command(
         SharingChoice, typer.Option("--sharing", help="One E and F a layer, a head, …")
     ] = SharingChoice.headwise,
     held_out: Annotated[
-        int, typer.Option("--held-out", help="Windows that decide when to stop.")
-    ] = 16,
-    epochs: Annotated[int, typer.Option("--epochs", help="At most.")] = 12,
-    fit_seed: Annotated[int, typer.Option("--fit-seed", help="Order of the windows.")] = 0,
+        int | None, typer.Option("--held-out", help="Windows that decide when to stop; 16.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="At most; 12.")] = None,
+    fit_seed: Annotated[
+        int | None, typer.Option("--fit-seed", help="Order of the windows; 0.")
+    ] = None,
     bias: Annotated[
         Bias, typer.Option("--bias", help="Relative positions: refuse, or project them too.")
     ] = Bias.refuse,
@@ -92,20 +98,27 @@ def fit_command(
     from rankscope.store import working_path
 
     sampling = windows.sampling()
+    learning = {"held_out": held_out, "epochs": epochs, "seed": fit_seed}
+    given = {name: value for name, value in learning.items() if value is not None}
+    if projection is Projection.svd:
+        if given:
+            raise UsageError(
+                "singular vectors are computed, not learned", f"leave out {', '.join(given)}"
+            )
+        given = {"held_out": 0}
     settings = Fit(
         k=k,
         projection=projection.value,
         sharing=sharing.value,
-        held_out=0 if projection is Projection.svd else held_out,
-        seed=fit_seed,
-        epochs=epochs,
         bias=bias.value,
+        **given,
     )
     options = text.options()
     check_models([model], loading, windows.length)
     check_folder(out.parent)
     (one,) = load_corpora([corpus], options)
     loaded = load_model(model, loading)
+    before = out.stat().st_mtime_ns if out.exists() else None
     try:
         with terminal.progress(f"{loaded.info.name} on {one.name}", "layers") as progress:
             fit(
@@ -121,7 +134,8 @@ def fit_command(
     except KeyboardInterrupt:
         terminal.note(f"stopped; the same command goes on from {working_path(out)}")
         raise typer.Exit(INTERRUPTED) from None
-    terminal.note(f"wrote {out}")
+    unchanged = before is not None and out.stat().st_mtime_ns == before
+    terminal.note(f"{out} is there already" if unchanged else f"wrote {out}")
     tables.projection_table(read_projections(out))
 
 
@@ -140,8 +154,10 @@ def evaluate(
     ] = Path("evaluation.nc"),
 ) -> None:
     """Score fitted projections on windows they never saw, beside pooling, chance and P_low."""
-    from rankscope.approximations import method
     from rankscope.approximations.fitted import read_projections
+    from rankscope.approximations.linformer import Linformer
+    from rankscope.approximations.projected import Projected
+    from rankscope.approximations.truncated import BestOutput, Truncated
     from rankscope.engine import ComparisonPlan
     from rankscope.store.files import file_format, load
     from rankscope.summary.methods import summarise_methods
@@ -155,26 +171,35 @@ def evaluate(
     (one,) = load_corpora([corpus], options)
     ks = sorted({stored.k(layer) for layer in stored.layers})
     k = ks[0]
-    if one.sha256 == stored.text_sha256:
+    if one.sha256 == stored.text_sha256 and _overlaps(stored.how.get("recipe", {}), sampling):
         terminal.note(
-            f"careful: {one.name} is the text that the projections were fitted to; leave its first "
-            f"windows out with --skip, or the errors are those of training"
+            "careful: these are windows that the projections were fitted to, or stopped by; skip "
+            "them with --skip"
         )
     kind = stored.kind.removesuffix("-conv")
-    fitted = f"k={k},projection={kind},sharing={stored.sharing},file={file}"
+    shared: Any = dict(projection=kind, sharing=stored.sharing, file=file)
     bias = stored.how.get("fit", {}).get("bias", "refuse")
     chosen = {
-        kind: f"linformer:{fitted},bias={bias}",
-        **({"P·EᵀE": f"projected:{fitted}"} if kind == "svd" else {}),
-        "mean": f"linformer:k={k},projection=mean,bias={bias}",
-        "random": f"linformer:k={k},projection=gaussian,bias={bias}",
-        "P·RᵀR": f"projected:k={k}",
-        "P_low": f"truncated:k={k}",
-        "bound": f"best-output:k={k}",
+        kind: Linformer(k, bias=bias, **shared),
+        **({"P·EᵀE": Projected(k, **shared)} if kind == "svd" else {}),
+        "mean": Linformer(k, bias=bias),
+        "random": Linformer(k, projection="gaussian", bias=bias),
+        "P·RᵀR": Projected(k),
+        "P_low": Truncated(k),
+        "bound": BestOutput(k),
     }
     loaded = load_model(model, loading)
-    plan = ComparisonPlan(loaded, one, sampling, [method(text) for text in chosen.values()])
+    plan = ComparisonPlan(loaded, one, sampling, list(chosen.values()))
     path = compute(plan, loaded, out, running)
     with load(path, lazy=True) as dataset:
         tables.layer_table(summarise_methods(dataset), stored, list(chosen))
     show_comparison(path)
+
+
+def _overlaps(fitted: dict[str, Any], scored: Sampling) -> bool:
+    """Whether windows of a fit are among those that are scored, cut in the same way."""
+    alike = all(fitted.get(name) == getattr(scored, name) for name in ("length", "mode", "overlap"))
+    if not alike or fitted.get("windows") is None or scored.windows is None:
+        return True
+    first, last = fitted["skip"], fitted["skip"] + fitted["windows"]
+    return bool(first < scored.skip + scored.windows and scored.skip < last)

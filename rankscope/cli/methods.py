@@ -91,7 +91,7 @@ def truncate(
     with load(path, lazy=True) as dataset:
         rows = truncation_rows(summarise_truncation(dataset))
     tables.truncation_table(rows)
-    _leave_with_bad(rows[0].source.n_bad)
+    _leave_with_bad(rows[0].source.n_failed)
 
 
 @bundled
@@ -229,7 +229,7 @@ def show_comparison(path: Path) -> None:
     with load(path, lazy=True) as dataset:
         rows = method_rows(summarise_methods(dataset))
     tables.method_table(rows)
-    _leave_with_bad(rows[0].source.n_bad)
+    _leave_with_bad(rows[0].source.n_failed)
 
 
 def show_losses(path: Path) -> None:
@@ -242,7 +242,7 @@ def show_losses(path: Path) -> None:
     with load(path, lazy=True) as dataset:
         rows = loss_rows(summarise_losses(dataset))
     tables.loss_table(rows)
-    _leave_with_bad(rows[0].source.n_bad)
+    _leave_with_bad(rows[0].source.n_failed)
 
 
 def _leave_with_bad(count: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,8 +68,9 @@ def choose_rank(
         typer.Option("--tolerance", help="Largest loss of a head, 0 to 1: the smallest k for it."),
     ] = None,
     kind: Annotated[
-        Kind, typer.Option("--kind", help="Loss of what: the σ-ratio, the energy or the output.")
-    ] = Kind.output,
+        Kind | None,
+        typer.Option("--kind", help="Loss of what: the σ-ratio, the energy or the output."),
+    ] = None,
     quantile: Annotated[
         float | None,
         typer.Option("--quantile", help="Share of the windows that keep to it, not their mean."),
@@ -81,12 +82,15 @@ def choose_rank(
         int | None, typer.Option("--mean-rank", help="Instead: the same, as a mean over heads.")
     ] = None,
     objective: Annotated[
-        Objective, typer.Option("--objective", help="Which output error is summed under a budget.")
-    ] = Objective.absolute,
+        Objective | None,
+        typer.Option("--objective", help="Which output error is summed under a budget; absolute."),
+    ] = None,
     by: Annotated[
         By, typer.Option("--by", help="A rank for every head, for every layer, or one for all.")
     ] = By.head,
-    minimum: Annotated[int, typer.Option("--minimum", help="Smallest rank of a head.")] = 1,
+    minimum: Annotated[
+        int | None, typer.Option("--minimum", help="Smallest rank of a head under a budget; 1.")
+    ] = None,
     check: Annotated[
         int, typer.Option("--check", help="Windows after those of the choice to check it on.")
     ] = 8,
@@ -97,7 +101,7 @@ def choose_rank(
     out: Annotated[Path, typer.Option("--out", "-o", help="File of ranks.")] = Path("ranks.json"),
 ) -> None:
     """Choose the rank of every head, by tolerance or under a total budget, and check the loss."""
-    from rankscope.approximations import method
+    from rankscope.approximations.truncated import Truncated
     from rankscope.engine import InterventionPlan, TruncationPlan
     from rankscope.selection import ranks_table
     from rankscope.store.files import load
@@ -116,6 +120,30 @@ def choose_rank(
         raise UsageError(
             "with --windows all none is left to check on", "give a number, or --check 0"
         )
+    if tolerance is None:
+        _refuse_given("a budget", {"--kind": kind, "--quantile": quantile})
+    else:
+        _refuse_given("a tolerance", {"--objective": objective, "--minimum": minimum})
+        if by is not By.head:
+            raise UsageError("a tolerance gives every head a rank of its own", "leave out --by")
+    asked = Asked(
+        tolerance=tolerance,
+        kind=(kind or Kind.output).value,
+        quantile=quantile,
+        budget=budget,
+        objective=(objective or Objective.absolute).value,
+        by=by.value,
+        minimum=1 if minimum is None else minimum,
+    )
+    if out.suffix != ".json":
+        raise UsageError(f"{out} is no .json file", "name one with --out")
+    if check < 0:
+        raise UsageError(f"{check} windows cannot be checked", "use 0 for no check, or more")
+    sampling = windows.sampling()
+    if check and sampling.windows is None:
+        raise UsageError(
+            "with --windows all none is left to check on", "give a number, or --check 0"
+        )
     if tolerance is not None and by is not By.head:
         raise UsageError("a tolerance gives every head a rank of its own", "leave out --by")
     options = text.options()
@@ -125,13 +153,17 @@ def choose_rank(
     loaded = load_model(model, loading, head=True)
     plan = TruncationPlan(loaded, one, sampling)
     frame = plan.frame
+    heads = len(frame.layers) * frame.n_heads
     if mean_rank is not None:
-        budget = mean_rank * len(frame.layers) * frame.n_heads
+        asked = replace(asked, budget=mean_rank * heads)
+    asked.check(heads, frame.length)
+    later = replace(sampling, skip=sampling.skip + (sampling.windows or 0), windows=check)
+    if check:
+        # what would make the check fail is known before the choice is made
+        InterventionPlan(loaded, one, later, [Truncated(frame.length)])
     curves = truncation or out.with_suffix(".truncation.nc")
     with load(compute(plan, loaded, curves, running, "curves of "), lazy=True) as dataset:
-        choices = _choices(
-            dataset, tolerance, kind, quantile, budget, objective.value, by.value, minimum
-        )
+        choices = asked.choices(dataset)
     written = {}
     for name, choice in choices.items():
         path = out if name == by.value else out.with_suffix(f".{name}.json")
@@ -149,36 +181,69 @@ def choose_rank(
         )
     if not check:
         return
-    assert sampling.windows is not None
-    later = replace(sampling, skip=sampling.skip + sampling.windows, windows=check)
-    methods = [method(f"truncated:ranks={path}") for path in written.values()]
+    methods = [Truncated(ranks=path) for path in written.values()]
     checked = InterventionPlan(loaded, one, later, methods)
     show_losses(compute(checked, loaded, out.with_suffix(".check.nc"), running, "check of "))
 
 
-def _choices(
-    dataset: xr.Dataset,
-    tolerance: float | None,
-    kind: Kind,
-    quantile: float | None,
-    budget: int | None,
-    objective: str,
-    by: str,
-    minimum: int,
-) -> dict[str, Choice]:
-    """The choice that was asked for, and what else the same total would buy."""
-    from rankscope.selection import from_dataset
+@dataclass(frozen=True)
+class Asked:
+    """What ranks are chosen for."""
 
-    found: dict[str, Choice] = {}
-    if tolerance is not None:
-        found[by] = from_dataset(dataset, tolerance=tolerance, kind=kind.value, quantile=quantile)
-        budget = found[by].total
-    for name in dict.fromkeys((by, "head", "layer", "uniform")):
-        if name not in found:
-            found[name] = from_dataset(
-                dataset, budget=budget, objective=objective, by=name, minimum=minimum
+    tolerance: float | None
+    kind: str
+    quantile: float | None
+    budget: int | None
+    objective: str
+    by: str
+    minimum: int
+
+    def check(self, heads: int, n: int) -> None:
+        """Refuse what no curve can give, before any is measured.
+
+        Raises
+        ------
+        UsageError
+        """
+        if self.tolerance is not None and not 0 <= self.tolerance <= 1:
+            raise UsageError(f"a tolerance of {self.tolerance}", "use 0 to 1")
+        if self.quantile is not None and not 0 < self.quantile <= 1:
+            raise UsageError(f"a quantile of {self.quantile}", "use more than 0, at most 1")
+        if not 1 <= self.minimum <= n:
+            raise UsageError(f"a smallest rank of {self.minimum}", f"use 1 to {n}")
+        if self.budget is not None and not heads * self.minimum <= self.budget <= heads * n:
+            raise UsageError(
+                f"a total rank of {self.budget} for {heads} heads of 1 to {n}",
+                f"use a budget of {heads * self.minimum} to {heads * n}",
             )
-    return found
+
+    def choices(self, dataset: xr.Dataset) -> dict[str, Choice]:
+        """The choice that was asked for, and what else the same total would buy."""
+        from rankscope.selection import from_dataset
+
+        found: dict[str, Choice] = {}
+        budget = self.budget
+        if self.tolerance is not None:
+            found[self.by] = from_dataset(
+                dataset, tolerance=self.tolerance, kind=self.kind, quantile=self.quantile
+            )
+            budget = found[self.by].total
+        for name in dict.fromkeys((self.by, "head", "layer", "uniform")):
+            if name not in found:
+                found[name] = from_dataset(
+                    dataset,
+                    budget=budget,
+                    objective=self.objective,
+                    by=name,
+                    minimum=self.minimum,
+                )
+        return found
+
+
+def _refuse_given(what: str, options: dict[str, object]) -> None:
+    """Refuse options that have no effect."""
+    if given := [name for name, value in options.items() if value is not None]:
+        raise UsageError(f"{', '.join(given)} means nothing with {what}", "leave it out")
 
 
 def _measure(choice: Choice) -> str:

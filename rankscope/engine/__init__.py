@@ -15,7 +15,7 @@ from rankscope.engine.measure_spectra import SpectraPlan
 from rankscope.engine.measure_truncation import TruncationPlan
 from rankscope.engine.plan import Plan
 from rankscope.engine.recipe import Recipe, Sampling
-from rankscope.exceptions import MemoryLimit, StoreError
+from rankscope.exceptions import MemoryLimit, RankscopeError, StoreError
 from rankscope.linalg import Workers
 from rankscope.store import RunStore, working_path
 from rankscope.store.files import check_target, load
@@ -275,18 +275,25 @@ def execute(
             f"{memory_limit / 2**20:.0f} MiB are allowed",
             "use fewer workers or shorter windows",
         )
+    plan.trial(model)
     store = _store(plan, working_path(target), overwrite)
     done = store.done()
     todo = [sample for sample in range(len(done)) if not done[sample]]
     finished = len(done) - len(todo)
     if progress is not None:
         progress(finished, len(done))
-    with pool:
-        for sample, fields in plan.compute(model, todo, pool):
-            store.write(sample, fields)
-            finished += 1
-            if progress is not None:
-                progress(finished, len(done))
+    try:
+        with pool:
+            for sample, fields in plan.compute(model, todo, pool):
+                store.write(sample, fields)
+                finished += 1
+                if progress is not None:
+                    progress(finished, len(done))
+    except RankscopeError:
+        # nothing that is worth keeping: the corrected command must not meet it
+        if finished == 0:
+            store.remove()
+        raise
     return store.finish(target, overwrite=overwrite)
 
 

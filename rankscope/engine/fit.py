@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rankscope.approximations.base import check_budget
+from rankscope.approximations.draws import check_seed
 from rankscope.approximations.fitted import Projections, read_projections
 from rankscope.approximations.fitting import Learned, learn, svd_projections
+from rankscope.approximations.linformer import Linformer
 from rankscope.approximations.projections import Sharing
 from rankscope.atomic import remove
 from rankscope.attention import Attention
@@ -58,6 +61,18 @@ class Fit:
     patience: int = 3
     bias: Literal["refuse", "project"] = "refuse"
 
+    def __post_init__(self) -> None:
+        check_budget("linformer", "k", self.k)
+        check_seed("the fit", self.seed)
+        if min(self.epochs, self.patience) < 1 or self.held_out < 0:
+            raise UsageError(
+                f"{self.epochs} epochs, patience {self.patience} and {self.held_out} windows held "
+                "out are no fit",
+                "use 1 or more epochs, patience 1 or more, and no negative number of windows",
+            )
+        if self.projection != "svd" and self.held_out < 1:
+            raise UsageError("learning needs windows to stop by", "hold out at least one")
+
 
 def fit(
     model: LoadedModel,
@@ -103,10 +118,8 @@ def fit(
     target = Path(target)
     if target.suffix != ".safetensors":
         raise UsageError(f"{target} is no .safetensors file", "name one")
-    if settings.projection != "svd" and settings.held_out < 1:
-        raise UsageError("learning needs windows to stop by", "hold out at least one")
     if sampling.windows is None:
-        raise UsageError("a fit needs a number of windows", "name it")
+        raise UsageError("a fit needs a number of windows", "give one in place of all")
     count = sampling.windows
     frame = Frame.of(model, corpus, replace(sampling, windows=count + settings.held_out))
     if settings.k > frame.length:
@@ -114,13 +127,16 @@ def fit(
             f"k = {settings.k} is more than windows of n = {frame.length} tokens have",
             f"use a k of {frame.length} or less",
         )
-    how = {"fit": asdict(settings), "sampling": asdict(sampling), "group": frame.group}
-    head = _Head(frame, settings, how, str(corpus.sha256))
-    if target.exists():
-        if not overwrite and head.matches(target):
+    # layers are kept one by one, so that which of them are fitted does not matter to each
+    recipe = frame.recipe()
+    recipe["recipe"]["layers"] = None
+    head = _Head(frame, settings, {"fit": asdict(settings), **recipe}, str(corpus.sha256))
+    if target.exists() and not overwrite and head.matches(target):
+        if set(read_projections(target).layers) >= set(frame.layers):
             return target
-        if not overwrite:
-            raise StoreError(f"{target} holds something else", "choose another name, or overwrite")
+        raise StoreError(f"{target} lacks some of the layers", "choose another name, or overwrite")
+    # what Linformer refuses (causal, masks, positions, dropped tokens) is refused at once
+    frame.try_methods(model, [Linformer(settings.k, bias=settings.bias)])
     together = settings.sharing == "layerwise"
     groups = [frame.layers] if together else [(layer,) for layer in frame.layers]
     folder = working_path(target)
@@ -170,19 +186,7 @@ class _Head:
             if overwrite:
                 return False
             raise
-        theirs = {
-            **stored.how,
-            "model": stored.model,
-            "weights": stored.weights_sha256,
-            "text": stored.text_sha256,
-        }
-        ours = {
-            **self.how,
-            "model": self.frame.identity,
-            "weights": self._weights,
-            "text": self.text_sha256,
-        }
-        changed = differences(theirs, ours)
+        changed = differences(stored.how, self.how)
         if changed and not overwrite:
             raise StoreError(
                 f"{path} was fitted with other settings: {'; '.join(changed)}",

@@ -6,14 +6,14 @@ import importlib.metadata
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rankscope.approximations import Shape
+from rankscope.approximations import Approximation, Shape
 from rankscope.attention import Attention
 from rankscope.capture import capture
 from rankscope.capture.roads import expected_layers, layer_reach
@@ -149,6 +149,18 @@ class Frame:
             causal=self.causal,
         )
 
+    def recipe(self) -> dict[str, Any]:
+        """What decides the result of any run: windows and layers, model and text."""
+        return {
+            "recipe": asdict(self.sampling) | {"group": self.group},
+            "model": {
+                key: value
+                for key, value in self.model.items()
+                if key not in ("spec", "device", "source")
+            },
+            "corpus": dict(self.corpus),
+        }
+
     def schema(
         self,
         title: str,
@@ -177,16 +189,7 @@ class Frame:
         """
         own = {"layer": np.array(self.layers), "head": np.arange(self.n_heads)} if by_head else {}
         attention = {"attention": ("layer", np.array(self.layer_attention))} if by_head else {}
-        recipe = {
-            "recipe": asdict(self.sampling) | {"group": self.group},
-            "model": {
-                key: value
-                for key, value in self.model.items()
-                if key not in ("spec", "device", "source")
-            },
-            "corpus": dict(self.corpus),
-            **(settings or {}),
-        }
+        recipe = {**self.recipe(), **(settings or {})}
         versions = {
             name: importlib.metadata.version(name)
             for name in ("rankscope", "torch", "transformers", "numpy", "scipy", "numba")
@@ -211,6 +214,26 @@ class Frame:
                 "versions_json": canonical_json(versions | {"python": platform.python_version()}),
             },
         )
+
+    def try_methods(self, model: LoadedModel, methods: Sequence[Approximation]) -> None:
+        """Apply methods once to every kind of layer of the shortest window.
+
+        What a method refuses depends on masks, positions and lengths that only real attention
+        shows; this takes a moment, before the long work and before anything is written.
+
+        Raises
+        ------
+        MethodError
+        """
+        alive = [sample for sample, size in enumerate(self.sizes) if size > 0]
+        if not alive or not methods:
+            return
+        kinds = {kind: layer for layer, kind in zip(self.layers, self.layer_attention, strict=True)}
+        part = replace(self, layers=tuple(sorted(kinds.values())))
+        shortest = min(alive, key=lambda sample: int(self.sizes[sample]))
+        for _, attention in part.attentions(model, [shortest], values=True):
+            for method in methods:
+                method.apply(attention)
 
     def attentions(
         self, model: LoadedModel, samples: Sequence[int], *, values: bool

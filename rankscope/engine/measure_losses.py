@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from rankscope.engine.measure_methods import checked_methods, method_labels
 from rankscope.engine.plan import Plan, WindowResult
 from rankscope.engine.recipe import Sampling
 from rankscope.exceptions import UsageError
-from rankscope.intervene import Intervention, measure
+from rankscope.intervene import Intervention, check_measurable, measure
 from rankscope.linalg import Workers
 from rankscope.store.schema import WINDOW, Variables
 
@@ -82,17 +83,22 @@ class InterventionPlan(Plan):
             raise UsageError(
                 "the model itself always sees its special tokens", "use special=keep here"
             )
-        if not 0 < fraction <= 1:
-            raise UsageError(f"a share of {fraction} of the tokens", "use more than 0, at most 1")
         self.frame = Frame.of(model, corpus, sampling)
+        check_measurable(
+            model, self.frame.group, methods, seed=mask_seed, fraction=fraction, pseudo=pseudo
+        )
         self.mask_seed, self.fraction, self.pseudo = mask_seed, fraction, pseudo
-        chosen = checked_methods([one for one in methods if one.name != "full"], self.frame)
-        # pairs of layer and head name their layers themselves
-        paired = heads is not None and isinstance(heads[0], tuple)
-        layers = None if paired or sampling.layers is None else self.frame.layers
-        self.interventions = [Intervention(one, layers, heads) for one in chosen]
+        if sampling.layers is not None and heads is not None and isinstance(heads[0], tuple):
+            raise UsageError(
+                "heads by layer name their layers themselves", "leave out --layers, or the layers"
+            )
+        layers = None if sampling.layers is None else self.frame.layers
+        wanted = dict.fromkeys(one for one in methods if one.name != "full")
+        self.interventions = [Intervention(one, layers, heads) for one in wanted]
         for one in self.interventions:
-            one.places(self.frame.n_layers, self.frame.n_heads)
+            places = one.places(self.frame.n_layers, self.frame.n_heads)
+            checked_methods([one.method], replace(self.frame.shape, layers=tuple(places)))
+        chosen = list(wanted)
         names = [method("full"), *chosen]
         settings = {
             "methods": [one.settings() for one in self.interventions],
@@ -109,6 +115,9 @@ class InterventionPlan(Plan):
             settings={"intervention": settings},
             by_head=False,
         )
+
+    def trial(self, model: LoadedModel) -> None:
+        self.frame.try_methods(model, [one.method for one in self.interventions])
 
     def estimate(self, model: LoadedModel, workers: int) -> int:
         n, config = self.frame.length, model.model.config.get_text_config()

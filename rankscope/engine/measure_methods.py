@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rankscope.approximations import Approximation
+from rankscope.approximations import Approximation, Shape
 from rankscope.approximations.truncated import KEPT_BYTES
 from rankscope.attention import Attention, check_matrix
 from rankscope.engine.frame import Frame
@@ -62,7 +62,7 @@ class ComparisonPlan(LayerPlan):
         spectral: bool = True,
     ) -> None:
         self.frame = Frame.of(model, corpus, sampling)
-        self.methods = checked_methods(methods, self.frame)
+        self.methods = checked_methods(methods, self.frame.shape)
         self.spectral = spectral
         self.schema = self.frame.schema(
             "errors of approximated attention",
@@ -71,6 +71,9 @@ class ComparisonPlan(LayerPlan):
             labels=method_labels(self.methods),
             settings={"comparison": {"methods": recorded(self.methods), "spectral": spectral}},
         )
+
+    def trial(self, model: LoadedModel) -> None:
+        self.frame.try_methods(model, self.methods)
 
     def estimate(self, model: LoadedModel, workers: int) -> int:
         n, heads = self.frame.length, self.frame.n_heads
@@ -121,7 +124,7 @@ class ComparisonPlan(LayerPlan):
         result.file(place, arrays)
 
 
-def checked_methods(methods: Sequence[Approximation], frame: Frame) -> tuple[Approximation, ...]:
+def checked_methods(methods: Sequence[Approximation], shape: Shape) -> tuple[Approximation, ...]:
     """The methods of a run, each once, all of them fit for its model and windows.
 
     Raises
@@ -132,7 +135,7 @@ def checked_methods(methods: Sequence[Approximation], frame: Frame) -> tuple[App
         raise UsageError("no method was given", "name one or more, such as truncated:k=128")
     found = tuple(dict.fromkeys(methods))
     for method in found:
-        method.check(frame.shape)
+        method.check(shape)
     return found
 
 

@@ -49,6 +49,14 @@ class Plan(ABC):
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Fields of every window of `todo`, as they are done."""
 
+    def trial(self, model: LoadedModel) -> None:  # noqa: B027 most have nothing to try
+        """Refuse, before anything is stored, what only real attention can tell.
+
+        Raises
+        ------
+        MethodError
+        """
+
     @abstractmethod
     def estimate(self, model: LoadedModel, workers: int) -> int:
         """Bytes that the run needs beside the loaded model; an estimate."""

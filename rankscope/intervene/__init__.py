@@ -29,6 +29,7 @@ from rankscope.intervene.replacing import (
     Intervention,
     group_of,
     heads_of,
+    refuse_future,
     replacement_of,
     replacing,
 )
@@ -36,7 +37,15 @@ from rankscope.models import LoadedModel
 from rankscope.status import Status
 from rankscope.text import Window
 
-__all__ = ["MEASURES", "Intervention", "Measures", "masked_positions", "measure", "replacing"]
+__all__ = [
+    "MEASURES",
+    "Intervention",
+    "Measures",
+    "check_measurable",
+    "masked_positions",
+    "measure",
+    "replacing",
+]
 
 MEASURES = (
     "loss",
@@ -161,15 +170,14 @@ def measure(
     names = list(range(len(texts))) if numbers is None else list(numbers)
     if len(names) != len(texts):
         raise UsageError(f"{len(names)} numbers for {len(texts)} windows", "give one for each")
-    if pseudo < 0:
-        raise UsageError(
-            f"every {pseudo}-th token cannot be hidden", "use 0 for none, or 1 or more"
-        )
-    if pseudo and model.head != "masked-lm":
-        raise UsageError(
-            f"{model.info.name} has no masked-LM head here, and so no pseudo-perplexity",
-            "leave it out, or load a masked language model with its head",
-        )
+    check_measurable(
+        model,
+        group,
+        [one.method for one in chosen],
+        seed=seed,
+        fraction=fraction,
+        pseudo=pseudo,
+    )
     mask = _mask_token(model) if model.head == "masked-lm" else None
     found = Measures.unmeasured(len(texts), 1 + len(chosen))
     with forwarding(model) as forward:
@@ -192,6 +200,46 @@ def measure(
                 if pseudo:
                     run.one_at_a_time(mask, pseudo, batch_size)
     return found
+
+
+def check_measurable(
+    model: LoadedModel,
+    group: str | None,
+    methods: Sequence[Approximation],
+    *,
+    seed: int = 0,
+    fraction: float = 0.15,
+    pseudo: int = 0,
+) -> None:
+    """Refuse what cannot be measured on a model, before any forward pass.
+
+    Parameters
+    ----------
+    model, group, methods, seed, fraction, pseudo
+        As for :func:`measure`.
+
+    Raises
+    ------
+    UsageError, MethodError
+    """
+    if not 0 < fraction <= 1:
+        raise UsageError(f"a share of {fraction} of the tokens", "use more than 0, at most 1")
+    if seed < 0:
+        raise UsageError(f"there is no mask of seed {seed}", "use 0 or more")
+    if pseudo < 0:
+        raise UsageError(
+            f"every {pseudo}-th token cannot be hidden", "use 0 for none, or 1 or more"
+        )
+    if pseudo and model.head != "masked-lm":
+        raise UsageError(
+            f"{model.info.name} has no masked-LM head here, and so no pseudo-perplexity",
+            "leave it out, or load a masked language model with its head",
+        )
+    if model.head == "masked-lm":
+        _mask_token(model)
+    if group == "decoder":
+        for one in methods:
+            refuse_future(one)
 
 
 def _mask_token(model: LoadedModel) -> int:

@@ -228,14 +228,25 @@ def replacement_of(
     """
     group = group_of(forward, group)
     method = intervention.method
-    if group == "decoder" and not method.causal:
+    if group == "decoder":
+        refuse_future(method)
+    places = intervention.places(forward.groups[group], heads_of(model, group))
+    return Replacement(lambda attention: _output(method, attention), places, group)
+
+
+def refuse_future(method: Approximation) -> None:
+    """Refuse a method that lets a causal model look ahead.
+
+    Raises
+    ------
+    MethodError
+    """
+    if not method.causal:
         raise MethodError(
             f"{method} lets a causal model see the future, so that its predictions of the next "
             "token would be worth nothing",
             "use a method that keeps order, or a model with a masked-LM head",
         )
-    places = intervention.places(forward.groups[group], heads_of(model, group))
-    return Replacement(lambda attention: _output(method, attention), places, group)
 
 
 def heads_of(model: LoadedModel | Any, group: Group) -> int:

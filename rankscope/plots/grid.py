@@ -31,6 +31,7 @@ from rankscope.plots.style import (
     house_style,
     new_figure,
 )
+from rankscope.summary.averages import check_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -266,6 +267,7 @@ def _window_of(
     heads: Sequence[Any] | None,
     title: str,
 ) -> tuple[Floats, Sequence[Any], Sequence[Any], str]:
+    check_run(run, ("sample", "layer", "head", "index"), ("singular_value",), "spectra")
     if run.sizes["model"] != 1 or run.sizes["corpus"] != 1:
         raise UsageError("several models or corpora in one grid", "select one of each")
     if sample not in run["sample"]:

@@ -19,6 +19,7 @@ from rankscope.exceptions import StoreError, UsageError
 from rankscope.summary.accumulate import (
     ABSENT,
     CODES,
+    FAILED,
     FRACTIONS,
     GOOD,
     LEVEL,
@@ -253,6 +254,11 @@ class TableRow:
     def n_bad(self) -> int:
         """Number of matrices that were computed and are not usable."""
         return sum(self.bad.values())
+
+    @property
+    def n_failed(self) -> int:
+        """Those of them that something went wrong with; a window without tokens is none."""
+        return sum(self.bad.get(name, 0) for name in FAILED)
 
 
 def table(summaries: xr.Dataset | Iterable[xr.Dataset]) -> list[TableRow]:

@@ -27,6 +27,9 @@ CODES = {code.name.lower(): int(code) for code in sorted(Status)}
 GOOD = tuple(CODES[name] for name in ("ok", "fallback", "refined"))
 """The status codes whose matrices enter a mean."""
 
+FAILED = ("non_finite", "failed")
+"""The names of the status codes that say that something went wrong."""
+
 ABSENT = CODES["absent"]
 """The status code of a matrix that was never there."""
 

@@ -35,7 +35,7 @@ def _settings(label: str) -> tuple[str, list[str]]:
 
 def _without_files(label: str) -> str:
     name, settings = _settings(label)
-    kept = [one for one in settings if "/" not in one and not one.endswith(_FILES)]
+    kept = [one for one in settings if not one.endswith(_FILES)]
     return f"{name}:{','.join(kept)}" if kept else name
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import xarray as xr
 
 from rankscope.exceptions import UsageError
-from rankscope.summary.accumulate import ABSENT, CODES, GOOD
+from rankscope.summary.accumulate import ABSENT, CODES, FAILED, GOOD
 from rankscope.summary.losses import BY_TOKEN, BY_WINDOW
 
 Summaries = xr.Dataset | Iterable[xr.Dataset]
@@ -62,6 +62,11 @@ class Source:
     def n_bad(self) -> int:
         """Number of matrices (windows, for a loss) that were computed and are not usable."""
         return sum(self.bad.values())
+
+    @property
+    def n_failed(self) -> int:
+        """Those of them that something went wrong with; a window without tokens is none."""
+        return sum(self.bad.get(name, 0) for name in FAILED)
 
 
 @dataclass(frozen=True)
