@@ -5,7 +5,7 @@ spectral and nuclear norms. Its error in each of them, and in the output P·V, i
 singular values that were left out, so that one decomposition gives the curves of every k.
 
 The decomposition is that of PᵀP, which costs half an SVD and squares the condition. What lies
-below 1e-4·σ₁ is therefore taken out and decomposed by itself, where it is no longer small.
+below 1e-5·σ₁ is therefore taken out and decomposed by itself, where it is no longer small.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import torch
 from rankscope.exceptions import UsageError
 from rankscope.status import Status
 
-DEFLATION = 1e-4
+DEFLATION = 1e-5
 """Singular values below this, relative to the first, are decomposed again by themselves."""
 
 _MERGED = 1e-7
 """Relative to the first: below it, squares in float64 cannot tell singular values from rounding."""
+
+
+Solved = tuple[torch.Tensor, torch.Tensor, Status]
 
 
 @dataclass(frozen=True)
@@ -182,22 +185,30 @@ def decompose(matrices: torch.Tensor) -> Decomposition:
     matrix = matrices.detach().to(torch.float64)
     flat = matrix.reshape(-1, n, m)
     rank = min(n, m)
-    values = flat.new_full((len(flat), rank), torch.nan)
-    right = flat.new_full((len(flat), m, rank), torch.nan)
     largest = flat.abs().amax(dim=(1, 2)).tolist() if len(flat) else []
-    status = [_before(scale) for scale in largest]
-    good = [i for i, code in enumerate(status) if code is Status.ok]
-    for i, code in enumerate(status):
-        if code is Status.zero:
-            values[i], right[i] = 0.0, torch.eye(m, rank, dtype=flat.dtype, device=flat.device)
+    found = [_nothing(flat, _before(scale)) for scale in largest]
+    good = [i for i, one in enumerate(found) if one[2] is Status.ok]
     if good:
         # scaled to entries of at most 1, so that squares can neither overflow nor vanish
-        scale = flat.new_tensor([largest[i] for i in good])[:, None]
-        _solve(flat[good] / scale[..., None], good, values, right, status)
-        values[good] *= scale
-    codes = torch.tensor([int(code) for code in status], dtype=torch.int8, device=flat.device)
+        scale = flat.new_tensor([largest[i] for i in good])
+        whole = flat if len(good) == len(flat) else flat[good]
+        solved = _solve(whole / scale[:, None, None])
+        for i, factor, (values, vectors, code) in zip(good, scale, solved, strict=True):
+            found[i] = values * factor, vectors, code
+    if not found:
+        empty = flat.new_zeros(0, m, rank)
+        found_values, right = empty[:, 0], empty
+    elif len(found) == 1:
+        found_values, right = found[0][0][None], found[0][1][None]
+    else:
+        found_values = torch.stack([one[0] for one in found])
+        right = torch.stack([one[1] for one in found])
+    codes = torch.tensor([int(one[2]) for one in found], dtype=torch.int8, device=flat.device)
     return Decomposition(
-        matrix, values.reshape(*lead, rank), right.reshape(*lead, m, rank), codes.reshape(lead)
+        matrix,
+        found_values.reshape(*lead, rank),
+        right.reshape(*lead, m, rank),
+        codes.reshape(lead),
     )
 
 
@@ -284,26 +295,29 @@ def _before(scale: float) -> Status:
     return Status.ok if scale < float("inf") else Status.non_finite
 
 
-def _solve(
-    batch: torch.Tensor,
-    places: list[int],
-    values: torch.Tensor,
-    right: torch.Tensor,
-    status: list[Status],
-) -> None:
-    """Fill in values and vectors of matrices that are finite and not zero."""
+def _nothing(flat: torch.Tensor, code: Status) -> Solved:
+    """What is known before anything is solved: of the zero matrix everything, of others NaN."""
+    m, rank = flat.shape[2], min(flat.shape[1:])
+    if code is Status.zero:
+        return flat.new_zeros(rank), torch.eye(m, rank, dtype=flat.dtype, device=flat.device), code
+    nothing = flat.new_tensor(torch.nan)
+    return nothing.expand(rank), nothing.expand(m, rank), code
+
+
+def _solve(batch: torch.Tensor) -> list[Solved]:
+    """Values, vectors and status of matrices that are finite and not zero."""
     rank = min(batch.shape[-2:])
     try:
         squares, vectors = torch.linalg.eigh(batch.mT @ batch)
         squares, vectors = squares.flip(-1)[:, :rank], vectors.flip(-1)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        squares = torch.full_like(batch[:, 0, :rank], torch.nan)
-        vectors = batch
-    for i, place in enumerate(places):
-        if bool(torch.isfinite(squares[i]).all()):
-            values[place], right[place] = _deflate(batch[i], squares[i], vectors[i])
-        else:
-            values[place], right[place], status[place] = _svd(batch[i])
+        return [_svd(matrix) for matrix in batch]
+    return [
+        (*_deflate(matrix, square, vector), Status.ok)
+        if bool(torch.isfinite(square).all())
+        else _svd(matrix)
+        for matrix, square, vector in zip(batch, squares, vectors, strict=True)
+    ]
 
 
 def _deflate(
@@ -331,7 +345,7 @@ def _deflate(
     return sigma, torch.cat([vectors[:, :large], tail @ turn], dim=1)
 
 
-def _svd(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Status]:
+def _svd(matrix: torch.Tensor) -> Solved:
     """LAPACK's SVD with vectors: divide and conquer, then QR iteration."""
     import numpy as np
     import scipy.linalg
