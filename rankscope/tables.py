@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rankscope import terminal
-from rankscope.summary.labels import short_labels
+from rankscope.labels import short_labels
 
 if TYPE_CHECKING:
     import xarray as xr

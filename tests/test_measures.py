@@ -247,6 +247,5 @@ def test_causal_models_refuse_what_looks_ahead(tmp_path: Path, corpus: Corpus) -
     folder = tmp_path / "causal"
     tiny_config("gpt2").save_pretrained(folder)
     gpt = load(f"random:{folder}", tokenizer="hash", head=True)
-    plan = InterventionPlan(gpt, corpus, SHORT, [method("truncated:k=4")])
     with pytest.raises(MethodError, match="causal"):
-        execute(plan, gpt, tmp_path / "run.nc")
+        InterventionPlan(gpt, corpus, SHORT, [method("truncated:k=4")])

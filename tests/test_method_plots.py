@@ -18,7 +18,7 @@ from made_up_methods import (
 )
 from rankscope import plots
 from rankscope.exceptions import UsageError
-from rankscope.summary.labels import short_labels
+from rankscope.labels import short_labels
 from rankscope.summary.losses import summarise_losses
 from rankscope.summary.methods import summarise_methods
 

@@ -172,7 +172,7 @@ def test_layers_and_heads_that_the_file_lacks_are_refused_at_work_too(file: Path
 def test_settings_know_the_file_and_its_content(file: Path) -> None:
     truncated = method(f"truncated:ranks={file}")
     before = truncated.settings()
-    assert before["ranks"] == str(file)
+    assert before["ranks"] == file.name
     assert len(before["ranks_sha256"]) == 64
     replace(RANKS, ranks=((7, 7, 7), (8, 8, 8))).write(file)
     assert truncated.settings()["ranks_sha256"] != before["ranks_sha256"]

@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from rankscope.exceptions import UsageError
+from rankscope.labels import short_labels
 from rankscope.plots.parts import Summaries, listed
 from rankscope.plots.series import (
     FULL,
@@ -27,7 +28,6 @@ from rankscope.plots.series import (
     with_floor,
 )
 from rankscope.plots.style import COLUMN_WIDTH, house_style
-from rankscope.summary.labels import short_labels
 from rankscope.summary.methods import one_of
 
 if TYPE_CHECKING:
