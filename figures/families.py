@@ -60,7 +60,7 @@ def draw() -> list[Path]:
         },
         groups,
         names=NAMES,
-        quantity="built-in: loss above full attention's, nats; others: error of the final states",
+        quantity="built-in: loss above full attention's (nats); others: error of the final states",
     )
     table = FOLDER / "families.md"
     table.write_text(_table(found, groups), encoding="utf-8")

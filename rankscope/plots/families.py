@@ -75,7 +75,6 @@ def method_table(
                 places.append(at)
                 at += 1.0
             at += 0.35
-        mesh = None
         for ax, (title, panel) in zip(grid, panels.items(), strict=True):
             known = {
                 (str(label), int(budget)): float(value)
@@ -134,7 +133,7 @@ def method_table(
         bar = figure.colorbar(
             mesh, ax=list(grid), location="bottom", shrink=0.5, aspect=40, pad=0.02, extend="max"
         )
-        bar.set_label(f"{quantity}; columns: budget a query (hatched: refused)")
+        bar.set_label(f"{quantity}\ncolumns: budget a query (hatched: refused)")
     return figure
 
 
@@ -149,6 +148,8 @@ def _colour(value: float, norm: object) -> tuple[float, ...] | None:
 
 
 def _number(value: float, signed: bool) -> str:
+    # no minus before a zero
+    value = 0.0 if abs(value) < 0.005 else value
     if signed:
         return f"{value:+.2f}" if abs(value) < 10 else f"{value:+.0f}"
     text = f"{value:.2f}" if value < 10 else f"{value:.0f}"
