@@ -19,7 +19,6 @@ from rankscope.exceptions import StoreError, UsageError
 from rankscope.summary.accumulate import (
     ABSENT,
     CODES,
-    FAILED,
     FRACTIONS,
     GOOD,
     LEVEL,
@@ -27,6 +26,7 @@ from rankscope.summary.accumulate import (
     Accumulator,
     mean_of_present,
 )
+from rankscope.summary.sizes import Sizes
 
 BLOCK_BYTES = 64 * 2**20
 """How much of a dataset is read at a time."""
@@ -219,7 +219,7 @@ def combine(datasets: Iterable[xr.Dataset]) -> list[xr.Dataset]:
 
 
 @dataclass(frozen=True)
-class TableRow:
+class TableRow(Sizes):
     """One line of the terminal table: a model on a corpus.
 
     Ratios are cumulative ratios (σ) at `index`, in [0, 1]; `minimum` and `maximum` are those of
@@ -244,21 +244,6 @@ class TableRow:
     k90_min: float
     k90_max: float
     bad: dict[str, int]
-
-    @property
-    def n(self) -> str:
-        """The size of the matrices, "512" or "40–512"."""
-        return str(self.n_max) if self.n_min == self.n_max else f"{self.n_min}–{self.n_max}"
-
-    @property
-    def n_bad(self) -> int:
-        """Number of matrices that were computed and are not usable."""
-        return sum(self.bad.values())
-
-    @property
-    def n_failed(self) -> int:
-        """Those of them that something went wrong with; a window without tokens is none."""
-        return sum(self.bad.get(name, 0) for name in FAILED)
 
 
 def table(summaries: xr.Dataset | Iterable[xr.Dataset]) -> list[TableRow]:

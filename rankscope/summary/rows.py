@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import xarray as xr
 
 from rankscope.exceptions import UsageError
-from rankscope.summary.accumulate import ABSENT, CODES, FAILED, GOOD
+from rankscope.summary.accumulate import ABSENT, CODES, GOOD
 from rankscope.summary.losses import BY_TOKEN, BY_WINDOW
+from rankscope.summary.sizes import Sizes
 
 Summaries = xr.Dataset | Iterable[xr.Dataset]
 
@@ -41,7 +42,7 @@ class Spread(Estimate):
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(Sizes):
     """What a row is about: a model on a corpus."""
 
     model: str
@@ -52,21 +53,6 @@ class Source:
     n_min: int
     n_max: int
     bad: dict[str, int]
-
-    @property
-    def n(self) -> str:
-        """The size of the matrices, "512" or "40–512"."""
-        return str(self.n_max) if self.n_min == self.n_max else f"{self.n_min}–{self.n_max}"
-
-    @property
-    def n_bad(self) -> int:
-        """Number of matrices (windows, for a loss) that were computed and are not usable."""
-        return sum(self.bad.values())
-
-    @property
-    def n_failed(self) -> int:
-        """Those of them that something went wrong with; a window without tokens is none."""
-        return sum(self.bad.get(name, 0) for name in FAILED)
 
 
 @dataclass(frozen=True)
