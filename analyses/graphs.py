@@ -182,16 +182,23 @@ def with_fits(found: xr.Dataset, least: int) -> xr.Dataset:
     """The measurements with what mean path lengths grow like, for n from `least` on.
 
     ``exponent`` is the slope of ln L over ln n, ``slope_log`` that of L over ln n and ``slope_n``
-    that of L over n, each with its interval of 95 % and the R² of its line.
+    that of L over n, each with its interval of 95 % and the R² of its line. The interval takes in
+    that paths start from a sample of the tokens.
     """
     there = found["n"].to_numpy() >= least
     n = found["n"].to_numpy()[there].astype(np.float64)
     lengths = found["path_length"].mean("draw").to_numpy()[..., there]
+    drawn = found["path_length_error"].notnull().sum("draw")
+    errors = (found["path_length_error"] ** 2).sum("draw") ** 0.5 / drawn.where(drawn > 0)
+    sampled = errors.to_numpy()[..., there]
     fitted = found.assign_attrs(fit_from=least)
     for name in FITS:
         x = n if name == "slope_n" else np.log(n)
-        y = np.log(lengths) if name == "exponent" else lengths
-        rows = [line(x, one) for one in y.reshape(math.prod(y.shape[:-1]), len(n))]
+        y, noise = lengths, sampled
+        if name == "exponent":
+            y, noise = np.log(lengths), sampled / lengths
+        flat = math.prod(y.shape[:-1]), len(n)
+        rows = [line(x, *pair) for pair in zip(y.reshape(flat), noise.reshape(flat), strict=True)]
         columns = zip(("", "_low", "_high", "_r2"), zip(*rows, strict=True), strict=True)
         for end, column in columns:
             fitted[name + end] = (("degree", "graph"), np.array(column).reshape(y.shape[:-1]))
@@ -199,19 +206,23 @@ def with_fits(found: xr.Dataset, least: int) -> xr.Dataset:
 
 
 def line(
-    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]
+    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], noise: npt.NDArray[np.float64]
 ) -> tuple[float, float, float, float]:
     """Slope of a straight line, the ends of its interval of 95 %, and R²; NaN below 3 points.
 
-    The interval is Student's with two degrees of freedom fewer than points. Patterns that are not
-    drawn have no noise: there it tells how far the points are from any straight line.
+    The interval is Student's with two degrees of freedom fewer than points, for how far the points
+    are from a line, and beside it the standard error of each point, `noise`: both in quadrature.
     """
     good = np.isfinite(y)
     if good.sum() < 3:
         return math.nan, math.nan, math.nan, math.nan
     fit = scipy.stats.linregress(x[good], y[good])
-    half = float(scipy.stats.t.ppf(0.975, good.sum() - 2) * fit.stderr)
-    slope = float(fit.slope)
+    misfit = float(scipy.stats.t.ppf(0.975, good.sum() - 2) * fit.stderr)
+    # the slope is a weighted sum of the points
+    away = x[good] - x[good].mean()
+    known = np.nan_to_num(noise[good], nan=0.0)
+    measured = 1.96 * float(np.sqrt(((away * known) ** 2).sum()) / (away @ away))
+    half, slope = math.hypot(misfit, measured), float(fit.slope)
     return slope, slope - half, slope + half, float(fit.rvalue**2)
 
 

@@ -23,4 +23,5 @@ NAMES = {
 def draw() -> list[Path]:
     """Draw from `analyses/graphs.py`: 64 keys a query, 128 to 16,384 tokens."""
     found = load(DATA / "graphs.nc").sel(degree=64)
-    return plots.save(path_lengths(found, names=NAMES), pictures("graphs"))
+    title = "64 keys a query; dilated band: of the half of all pairs that a path joins"
+    return plots.save(path_lengths(found, names=NAMES, title=title), pictures("graphs"))

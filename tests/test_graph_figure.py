@@ -61,11 +61,25 @@ def test_closed_forms_of_the_complete_graph_are_what_would_be_measured() -> None
 
 def test_line_knows_a_straight_one() -> None:
     x = np.arange(6.0)
-    slope, low, high, r2 = analysis.line(x, 2 * x + np.array([0, 0.1, -0.1, 0, 0.1, -0.1]))
+    slope, low, high, r2 = analysis.line(
+        x, 2 * x + np.array([0, 0.1, -0.1, 0, 0.1, -0.1]), np.zeros(6)
+    )
     assert low < 2 < high
     assert slope == pytest.approx(2, abs=0.05)
     assert r2 > 0.99
-    assert math.isnan(analysis.line(x[:2], x[:2])[0])
+    assert math.isnan(analysis.line(x[:2], x[:2], np.zeros(2))[0])
+
+
+def test_interval_of_a_line_holds_the_noise_of_its_points() -> None:
+    x = np.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    noise = 0.05 * x
+    away = x - x.mean()
+    _, low, high, _ = analysis.line(x, 3 * x, noise)
+    spread = 1.96 * np.sqrt((away**2 * noise**2).sum()) / (away @ away)
+    assert (high - low) / 2 == pytest.approx(spread, rel=1e-6)
+    random = np.random.default_rng(0)
+    slopes = [analysis.line(x, 3 * x + random.normal(0, noise), noise)[0] for _ in range(300)]
+    assert np.mean([low <= slope <= high for slope in slopes]) == pytest.approx(0.95, abs=0.04)
 
 
 def test_analysis_from_end_to_end(tmp_path: Path, capsys: Any) -> None:
