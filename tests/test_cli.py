@@ -194,17 +194,21 @@ def test_help_and_import_load_nothing_heavy() -> None:
 def test_interrupted_run_goes_on(place: Path) -> None:
     arguments = ["spectra", *TINY, "--length", "12", "--windows", "80", "--out", "run.nc"]
     command = [sys.executable, "-c", "from rankscope.cli import main; main()", *arguments]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as running:
-        deadline = time.monotonic() + 100
-        status = working_path("run.nc") / "status"
-        while time.monotonic() < deadline:
-            if sum(path.is_file() for path in status.rglob("c/**/*")) >= 3:
-                break
-            time.sleep(0.01)
-        running.send_signal(signal.SIGINT)
-        _, shown = running.communicate(timeout=60)
+    # on a machine that stalls the run may be over before it is stopped: then once more
+    for _ in range(5):
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as running:
+            status = working_path("run.nc") / "status"
+            while running.poll() is None:
+                if sum(path.is_file() for path in status.rglob("c/**/*")) >= 3:
+                    break
+                time.sleep(0.01)
+            running.send_signal(signal.SIGINT)
+            _, shown = running.communicate(timeout=100)
+        if running.returncode != 0:
+            break
+        Path("run.nc").unlink()
     assert running.returncode == INTERRUPTED, shown
     assert "the same command goes on from run.nc.partial" in shown
     assert not Path("run.nc").exists()
