@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +29,8 @@ from rankscope.cli.running import (
 from rankscope.exceptions import UsageError
 
 if TYPE_CHECKING:
+    import xarray as xr
+
     from rankscope.approximations import Approximation
 
 Methods = Annotated[
@@ -74,7 +77,7 @@ def truncate(
 ) -> None:
     """Error of P_low for every rank k, layer and head: in the matrix and in the output P·V."""
     from rankscope.engine import TruncationPlan
-    from rankscope.store.files import file_format, load
+    from rankscope.store.files import file_format
     from rankscope.summary.methods import summarise_truncation
     from rankscope.summary.rows import truncation_rows
 
@@ -87,11 +90,11 @@ def truncate(
     (one,) = load_corpora([corpus], options)
     loaded = load_model(model, loading)
     path = compute(TruncationPlan(loaded, one, sampling, chosen), loaded, out, running)
-    terminal.note(f"data: {path}")
-    with load(path, lazy=True) as dataset:
-        rows = truncation_rows(summarise_truncation(dataset))
-    tables.truncation_table(rows)
-    _leave_with_bad(rows[0].source.n_failed)
+    _show(
+        path,
+        lambda dataset: truncation_rows(summarise_truncation(dataset)),
+        tables.truncation_table,
+    )
 
 
 @bundled
@@ -221,27 +224,29 @@ def methods_of(texts: list[str], at: str | None) -> list[Approximation]:
 
 def show_comparison(path: Path) -> None:
     """Table of a comparison; leaves with a status of its own when matrices could not be used."""
-    from rankscope.store.files import load
     from rankscope.summary.methods import summarise_methods
     from rankscope.summary.rows import method_rows
 
-    terminal.note(f"data: {path}")
-    with load(path, lazy=True) as dataset:
-        rows = method_rows(summarise_methods(dataset))
-    tables.method_table(rows)
-    _leave_with_bad(rows[0].source.n_failed)
+    _show(path, lambda dataset: method_rows(summarise_methods(dataset)), tables.method_table)
 
 
 def show_losses(path: Path) -> None:
     """Table of a run of interventions; leaves as `show_comparison` does."""
-    from rankscope.store.files import load
     from rankscope.summary.losses import summarise_losses
     from rankscope.summary.rows import loss_rows
 
+    _show(path, lambda dataset: loss_rows(summarise_losses(dataset)), tables.loss_table)
+
+
+def _show(
+    path: Path, rows_of: Callable[[xr.Dataset], list[Any]], table: Callable[[list[Any]], None]
+) -> None:
+    from rankscope.store.files import load
+
     terminal.note(f"data: {path}")
     with load(path, lazy=True) as dataset:
-        rows = loss_rows(summarise_losses(dataset))
-    tables.loss_table(rows)
+        rows = rows_of(dataset)
+    table(rows)
     _leave_with_bad(rows[0].source.n_failed)
 
 

@@ -205,17 +205,14 @@ class Asked:
         ------
         UsageError
         """
+        from rankscope.selection import check_range
+
         if self.tolerance is not None and not 0 <= self.tolerance <= 1:
             raise UsageError(f"a tolerance of {self.tolerance}", "use 0 to 1")
         if self.quantile is not None and not 0 < self.quantile <= 1:
             raise UsageError(f"a quantile of {self.quantile}", "use more than 0, at most 1")
-        if not 1 <= self.minimum <= n:
-            raise UsageError(f"a smallest rank of {self.minimum}", f"use 1 to {n}")
-        if self.budget is not None and not heads * self.minimum <= self.budget <= heads * n:
-            raise UsageError(
-                f"a total rank of {self.budget} for {heads} heads of 1 to {n}",
-                f"use a budget of {heads * self.minimum} to {heads * n}",
-            )
+        if self.budget is not None:
+            check_range(self.budget, heads, n, self.minimum)
 
     def choices(self, dataset: xr.Dataset) -> dict[str, Choice]:
         """The choice that was asked for, and what else the same total would buy."""

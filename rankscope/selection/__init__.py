@@ -18,6 +18,7 @@ from rankscope.selection.choice import (
     Choice,
     RankRow,
     allocate,
+    check_range,
     ranks_table,
 )
 from rankscope.selection.curves import (
@@ -40,6 +41,7 @@ __all__ = [
     "Choice",
     "RankRow",
     "allocate",
+    "check_range",
     "errors_at",
     "from_dataset",
     "lost",

@@ -148,7 +148,7 @@ def allocate(
             raise UsageError(f"unknown {what} {given!r}", f"one of {', '.join(known)}")
     refuse_unknown(~usable(table), range(len(table)))
     layers, heads, n = table.shape
-    _check_range(budget, layers * heads, n, minimum)
+    check_range(budget, layers * heads, n, minimum)
     how: dict[str, Any] = {"budget": int(budget), "by": by, "minimum": int(minimum)}
     if by == "uniform":
         ranks = np.full((layers, heads), budget // (layers * heads), np.int64)
@@ -247,7 +247,14 @@ def refuse_unknown(unknown: NDArray[np.bool_], layers: Sequence[int]) -> None:
     )
 
 
-def _check_range(budget: int, heads: int, n: int, minimum: int) -> None:
+def check_range(budget: int, heads: int, n: int, minimum: int) -> None:
+    """Refuse a total rank that `heads` heads of `minimum` … n cannot share.
+
+    Raises
+    ------
+    UsageError
+        Naming the range.
+    """
     if not 1 <= minimum <= n:
         raise UsageError(f"a smallest rank of {minimum} is not in 1 … {n}")
     if not heads * minimum <= budget <= heads * n:
