@@ -1,10 +1,12 @@
-"""Ready for a GPU: the same numbers as on the CPU, then times by device events and peak memory.
+"""Ready for a GPU: the same numbers as on the CPU, then times, stage by stage, and peak memory.
 
-First correctness (spectra, truncation curves, Linformer and the model with replaced attention, CPU
-against device, on captured attention of the built-in model), then spectra, truncation and Linformer
-at the shapes of RoBERTa-base (12 heads of 64) and -large (16 heads of 64) with random weights,
-n = 512 … 4096. Runs on a CPU too (``--device cpu``), where it shows that it works and nothing more.
-Ends with one line of JSON.
+First correctness (spectra, truncation curves, Linformer, CPU against device, on captured attention
+of the built-in model). Then the spectra of a model: forward pass, Gram matrices, eigenvalues and
+transfer, each closed by a synchronisation; the Gram road against batched values-only SVD; sizes of
+chunks; overlap of capture and decomposition on and off; the CPU with two workers beside. Then
+spectra, truncation and Linformer at the shapes of RoBERTa-base (12 heads of 64) and -large (16
+heads of 64) with random weights. Without a CUDA device it runs on the CPU, says that no GPU was
+measured, and shows that it works and nothing more. Ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from analyses import _gpu_roads
 from rankscope import rank
 from rankscope.approximations import method
 from rankscope.attention import Attention
 from rankscope.capture import capture
-from rankscope.exceptions import UsageError
-from rankscope.linalg import Workers
+from rankscope.linalg import Workers, full_precision
 from rankscope.models import load
+from rankscope.models.loading import check_device
 from rankscope.text import load_corpus, windows
 from rankscope.truncation import decompose, error_curves
 
@@ -38,24 +41,58 @@ METHODS = ("linformer:k=128", "linformer:k=128,projection=gaussian", "truncated:
 def main(argv: Sequence[str]) -> None:
     """Check first, then time."""
     parser = argparse.ArgumentParser(prog="python -m analyses benchmark_gpu", description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", default="builtin", help="whose spectra are timed by stage")
+    parser.add_argument("--length", type=int, default=512, help="tokens of its windows")
+    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[512, 1024, 2048, 4096])
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(argv)
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("torch finds no CUDA device", "use --device cpu to see that it works")
+    check_device(options.device)
     device = torch.device(options.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    figures: dict[str, Any] = {"benchmark": "gpu", "device": name, "torch": torch.__version__}
-    figures["largest_difference"] = _correct(device)
-    rows = []
-    for shape in options.shapes:
-        for n in options.lengths:
-            row = {"shape": shape, "n": n, **_times(SHAPES[shape], n, device, options.repeats)}
-            rows.append(row)
-            print(json.dumps(row))
+    measured = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if measured else "cpu"
+    if not measured:
+        print("no GPU was measured: the figures below are a CPU's on the roads of a GPU")
+    figures: dict[str, Any] = {
+        "benchmark": "gpu",
+        "device": name,
+        "gpu_measured": measured,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "float32_matmul_precision": "highest",
+    }
+    with full_precision():
+        figures["largest_difference"] = _correct(device)
+        figures |= _roads(options.model, options.length, options.windows, device, options.repeats)
+        rows = []
+        for shape in options.shapes:
+            for n in options.lengths:
+                row = {"shape": shape, "n": n, **_times(SHAPES[shape], n, device, options.repeats)}
+                rows.append(row)
+                print(json.dumps(row))
     print(json.dumps(figures | {"rows": rows}))
+
+
+def _roads(
+    spec: str, length: int, count: int, device: torch.device, repeats: int
+) -> dict[str, Any]:
+    """Stages, chunks and overlap of a model's spectra, and the CPU beside."""
+    sides = []
+    for where in (str(device), "cpu"):
+        model = load(spec, device=where)
+        cut = windows(load_corpus("builtin"), model.tokenizer, length=length, count=count)
+        sides.append(_gpu_roads.Side(model, cut, torch.device(where)))
+    there, here = sides
+    return {
+        "model": spec,
+        "length": length,
+        **_gpu_roads.stages(there, repeats),
+        **_gpu_roads.chunks(there, repeats),
+        **_gpu_roads.overlap(there, repeats),
+        **_gpu_roads.beside_the_cpu(there, here, repeats),
+    }
 
 
 def _correct(device: torch.device) -> dict[str, float]:

@@ -128,13 +128,13 @@ def _command(text: Path, folder: Path, windows: int, repeats: int) -> Figures:
     def script() -> None:
         run(sys.executable, str(naive), model_folder, str(text), "512", str(windows), str(out))
 
-    def command(workers: int) -> None:
-        target = folder / f"run-{workers}.nc"
+    def command(threads: int) -> None:
+        target = folder / f"run-{threads}.nc"
         target.unlink(missing_ok=True)
         run(
             sys.executable, "-c", "from rankscope.cli import main; main()", "spectra",
             "--model", "minilm", "--corpus", str(text), "--windows", str(windows),
-            "--workers", str(workers), "--out", str(target),
+            "--threads", str(threads), "--out", str(target),
         )  # fmt: skip
 
     cores = usable_cores()
@@ -148,15 +148,15 @@ def _command(text: Path, folder: Path, windows: int, repeats: int) -> Figures:
     difference = np.abs(mine - np.load(out)["cumulative_ratio"]).max()
     one, every = ratio(times["script"], times["one"]), ratio(times["script"], times["all"])
     print(f"whole run, minilm, {windows} windows of 512")
-    for name, label in (("script", "naive script"), ("one", "rankscope spectra -j 1")):
+    for name, label in (("script", "naive script"), ("one", "rankscope spectra, one thread")):
         print(times[name].line(label, windows))
-    print(times["all"].line(f"rankscope spectra -j {cores}", windows))
-    print(f"one worker against the script: {one[0]:.2f} times ({one[1]:.2f} … {one[2]:.2f})")
-    print(f"{cores} workers against it: {every[0]:.2f} times ({every[1]:.2f} … {every[2]:.2f})")
+    print(times["all"].line(f"rankscope spectra, {cores} threads", windows))
+    print(f"one thread against the script: {one[0]:.2f} times ({one[1]:.2f} … {one[2]:.2f})")
+    print(f"{cores} threads against it: {every[0]:.2f} times ({every[1]:.2f} … {every[2]:.2f})")
     print(f"largest difference of the cumulative ratios: {difference:.1e}")
     return {
         "command_windows": windows,
-        "command_speed_one_worker": listed(one),
+        "command_speed_one_thread": listed(one),
         "command_speed_all_cores": listed(every),
         "command_ratio_difference": float(difference),
     }
@@ -171,11 +171,12 @@ from rankscope.models import load
 from rankscope.text import load_corpus
 return_freed_memory()
 linalg.warm_up()
-text, windows, folder, workers = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+text, windows, folder, threads = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 model = load("random:roberta-base")
 corpus = load_corpus(text)
 def run(name, **recipe):
-    engine.run(model, corpus, engine.Recipe(**recipe), f"{folder}/{name}.nc", workers=workers)
+    means = engine.Means(threads=threads)
+    engine.run(model, corpus, engine.Recipe(**recipe), f"{folder}/{name}.nc", means)
 def now(name):
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):

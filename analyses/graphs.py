@@ -242,7 +242,7 @@ def of_model(spec: str, options: argparse.Namespace) -> xr.Dataset:
     with terminal.progress(f"P of {model.info.name}", "layers") as progress:
         total = samples * len(frame.layers)
         stream = frame.attentions(model, range(samples), values=False)
-        for done, (sample, attention) in enumerate(stream):
+        for done, ((sample,), attention) in enumerate(stream):
             progress(done, total)
             place = frame.layers.index(attention.layer)
             heads = [

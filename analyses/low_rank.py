@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
             label = f"{model.info.name} on {corpus.name}"
             with terminal.progress(label) as progress:
                 run = engine.spectra(
-                    model, corpus, recipe, workers=usable_cores(), progress=progress
+                    model, corpus, recipe, threads=usable_cores(), progress=progress
                 )
             summary = small(combine([run])[0])
             name = f"low_rank--{model.info.name}--{corpus.name}.nc".replace(":", "-")

@@ -45,7 +45,7 @@ def write_whole(target: Path, write: Callable[[Path], None]) -> None:
         what it wrote is removed and the target stays as it was.
     """
     target = Path(os.path.realpath(target))
-    temporary = target.parent / f".rankscope-{secrets.token_hex(8)}.new"
+    temporary = beside(target, f"{secrets.token_hex(8)}.new")
     # no context manager: an interrupt in its own machinery would leave the file behind
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,13 +92,25 @@ def install(new: Path, target: Path) -> None:
 
 
 def aside_copy(target: Path) -> Path:
-    """Where the old folder stands while a new one takes its name (it may not exist).
+    """Where the old folder stands while a new one takes its name (it may not exist)."""
+    return beside(target, "old")
+
+
+def beside(target: Path, suffix: str) -> Path:
+    """A hidden name in the target's folder that belongs to this target alone.
 
     The name is a hash because one that carries the target's could be too long for the file system.
     """
     target = Path(os.path.realpath(target))
     digest = hashlib.sha256(target.name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return target.parent / f".rankscope-{digest}.old"
+    return target.parent / f".rankscope-{digest}.{suffix}"
+
+
+def remove_leftovers(target: Path) -> None:
+    """Delete what killed writers of a target left beside it; only for who has locked the target."""
+    pattern = beside(target, "*.new")
+    for leftover in pattern.parent.glob(pattern.name):
+        remove(leftover)
 
 
 def remove(path: Path) -> None:

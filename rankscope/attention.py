@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rankscope.exceptions import CaptureError, MethodError, UsageError
 
@@ -286,18 +288,63 @@ def check_matrix(matrix: torch.Tensor, attention: Attention, head: int) -> None:
         If a row sum differs from 1 by more than 1e-5 (above 1 when special tokens were dropped),
         or an entry above the diagonal of a causal matrix is not 0.
     """
-    where = f"{attention.group} layer {attention.layer}, head {head}"
     sums = matrix.sum(dim=-1)
-    excess = sums - 1.0
-    if attention.special != "drop":
-        excess = excess.abs()
-    worst = float(excess.max()) if excess.numel() else 0.0
-    if worst > ROW_SUM_TOLERANCE:
+    low, high = (float(sums.min()), float(sums.max())) if sums.numel() else (1.0, 1.0)
+    ahead = attention.causal and bool((torch.triu(matrix, diagonal=1) > 0).any())
+    _refuse(attention, head, low, high, ahead)
+
+
+def row_measures(weights: torch.Tensor, causal: bool = False) -> torch.Tensor:
+    """What is asked of the rows of many P at once, on their device.
+
+    Parameters
+    ----------
+    weights : (count, n, m) tensor
+        Attention matrices.
+    causal : bool
+        Whether it matters what lies above the diagonal.
+
+    Returns
+    -------
+    (count, 4) tensor
+        :func:`row_entropy`; the smallest and the largest row sum; the largest entry above the
+        diagonal, 0 where it does not matter.
+    """
+    sums = weights.sum(dim=-1)
+    ahead = torch.zeros_like(sums[:, 0])
+    if causal:
+        ahead = torch.triu(weights, diagonal=1).amax(dim=(-2, -1))
+    logarithm = weights.clamp_min(torch.finfo(weights.dtype).tiny).log_()
+    entropy = -logarithm.mul_(weights).sum(dim=(-2, -1)) / weights.shape[-2]
+    return torch.stack([entropy, sums.amin(dim=-1), sums.amax(dim=-1), ahead], dim=1)
+
+
+def check_measures(measures: NDArray[np.float64], attention: Attention) -> None:
+    """:func:`check_matrix` for every head, from what :func:`row_measures` found.
+
+    Parameters
+    ----------
+    measures : (batch · head, 4) array
+    attention : Attention
+
+    Raises
+    ------
+    CaptureError
+    """
+    for number, (_, low, high, ahead) in enumerate(measures.tolist()):
+        _refuse(attention, number % attention.n_heads, low, high, ahead > 0)
+
+
+def _refuse(attention: Attention, head: int, low: float, high: float, ahead: bool) -> None:
+    where = f"{attention.group} layer {attention.layer}, head {head}"
+    worst = high if high - 1.0 > 1.0 - low or attention.special == "drop" else low
+    excess = worst - 1.0 if attention.special == "drop" else abs(worst - 1.0)
+    if excess > ROW_SUM_TOLERANCE:
         raise CaptureError(
-            f"a row of the attention of {where} sums to {1 + worst:.6g} instead of 1",
+            f"a row of the attention of {where} sums to {worst:.6g} instead of 1",
             "dropout or a wrong mask reached the attention; report the model's family",
         )
-    if attention.causal and bool((torch.triu(matrix, diagonal=1) > 0).any()):
+    if attention.causal and ahead:
         raise CaptureError(
             f"the causal attention of {where} looks ahead", "the captured mask is not the model's"
         )

@@ -101,6 +101,18 @@ class MemoryLimit(RankscopeError):
     exit_code = 21
 
 
+class SolverFault(RankscopeError):
+    """The device's eigenvalue solver gave values that a second solver contradicts."""
+
+    exit_code = 22
+
+
+class WorkerError(RankscopeError):
+    """Worker processes that die again and again, or a cluster that is out of reach."""
+
+    exit_code = 23
+
+
 class StoreError(RankscopeError):
     """A data file that cannot be read or must not be written."""
 

@@ -48,6 +48,12 @@ def minilm() -> LoadedModel:
 
 
 @pytest.fixture
+def windows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short windows are computed and stored one by one, as long ones are."""
+    monkeypatch.setattr("rankscope.engine.frame.BLOCK_TOKENS", 1)
+
+
+@pytest.fixture
 def masked_lm(tmp_path: Path) -> Path:
     """The tiny model of the field cases, saved as a masked language model."""
     import torch

@@ -59,11 +59,22 @@ def test_benchmark_truncation_ends_with_json(capsys: Any) -> None:
 
 
 def test_benchmark_gpu_runs_on_a_cpu(capsys: Any) -> None:
-    line = ["--device", "cpu", "--lengths", "128", "--shapes", "roberta-base", "--repeats", "1"]
-    run("benchmark_gpu", *line)
-    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    line = ["--device", "cpu", "--lengths", "128", "--shapes", "roberta-base", "--repeats", "2"]
+    run("benchmark_gpu", *line, "--length", "32", "--windows", "2")
+    shown = capsys.readouterr().out
+    figures = json.loads(shown.splitlines()[-1])
     assert figures["device"] == "cpu"
+    assert figures["gpu_measured"] is False
+    assert "no GPU was measured" in shown
     assert max(figures["largest_difference"].values()) == 0.0
+    assert figures["chunk_by_free_memory"] == 4
+    assert set(figures["chunks"]) == {"chunks of 1", "chunks of 2", "by free memory"}
+    for name in ("svd_over_gram", "overlap_gain", "cpu_over_device"):
+        best, low, high = figures[name]
+        assert 0 < low <= high
+        assert best > 0
+    for stage in ("forward pass and P", "Gram, one layer", "eigenvalues, one layer"):
+        assert figures["stages"][stage].keys() == {"ms", "spread"}
     (row,) = figures["rows"]
     assert {"attention", "spectra", "truncation", "linformer:k=128"} <= row.keys()
 

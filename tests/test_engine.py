@@ -98,9 +98,9 @@ def test_f04_types_are_written_down(tmp_path: Path, corpus: Corpus) -> None:
     assert np.isfinite(found["singular_value"]).all()
 
 
-def test_workers_do_not_matter(model: LoadedModel, corpus: Corpus) -> None:
+def test_threads_do_not_matter(model: LoadedModel, corpus: Corpus) -> None:
     xr.testing.assert_identical(
-        spectra(model, corpus, SHORT, workers=1), spectra(model, corpus, SHORT, workers=3)
+        spectra(model, corpus, SHORT, threads=1), spectra(model, corpus, SHORT, threads=3)
     )
 
 
@@ -196,6 +196,7 @@ def stop_after(windows_done: int) -> engine.Progress:
     return progress
 
 
+@pytest.mark.usefixtures("windows_by_themselves")
 @pytest.mark.parametrize("suffix", [".nc", ".zarr", ".parquet"])
 def test_stopped_and_resumed_equals_uninterrupted(
     model: LoadedModel, corpus: Corpus, tmp_path: Path, suffix: str
@@ -256,12 +257,13 @@ def test_f06_memory_does_not_grow_with_the_number_of_windows(
     resident: dict[int, int] = {}
 
     def progress(done: int, _total: int) -> None:
-        if done in (50, 300):
+        if done:
             resident[done] = psutil.Process().memory_info().rss
 
     recipe = Recipe(length=16, windows=None, mode="document", layers=(0,))
     run(model, many, recipe, tmp_path / "run.nc", progress=progress)
-    assert resident[300] - resident[50] < 50 * 2**20
+    assert resident[300] - min(resident.values()) < 50 * 2**20
+    assert len(resident) > 5
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,14 @@ import xarray as xr
 from rankscope import engine
 from rankscope.approximations import method
 from rankscope.capture import capture
-from rankscope.engine import ComparisonPlan, InterventionPlan, Sampling, TruncationPlan, execute
+from rankscope.engine import (
+    ComparisonPlan,
+    InterventionPlan,
+    Means,
+    Sampling,
+    TruncationPlan,
+    execute,
+)
 from rankscope.engine.measure_losses import parsed_heads
 from rankscope.engine.measure_methods import label_of
 from rankscope.errors import matrix_errors, output_errors
@@ -57,6 +64,7 @@ def plans(model: LoadedModel, corpus: Corpus) -> dict[str, engine.Plan]:
     }
 
 
+@pytest.mark.usefixtures("windows_by_themselves")
 @pytest.mark.parametrize("kind", ["truncation", "comparison", "intervention"])
 def test_stopped_and_resumed_equals_uninterrupted(
     model: LoadedModel, corpus: Corpus, tmp_path: Path, kind: str
@@ -69,7 +77,11 @@ def test_stopped_and_resumed_equals_uninterrupted(
     assert working_path(target).is_dir()
     seen: list[int] = []
     execute(
-        plans(model, corpus)[kind], model, target, workers=2, progress=lambda at, _: seen.append(at)
+        plans(model, corpus)[kind],
+        model,
+        target,
+        Means(threads=2),
+        progress=lambda at, _: seen.append(at),
     )
     assert seen == [2, 3]
     xr.testing.assert_identical(read(target), read(whole))
@@ -109,7 +121,9 @@ def test_comparison_holds_the_errors_of_every_method(
     model: LoadedModel, corpus: Corpus, tmp_path: Path
 ) -> None:
     plan = ComparisonPlan(model, corpus, SHORT, METHODS)
-    found = read(execute(plan, model, tmp_path / "run.nc", workers=2)).isel(model=0, corpus=0)
+    found = read(execute(plan, model, tmp_path / "run.nc", Means(threads=2))).isel(
+        model=0, corpus=0
+    )
     assert found["method"].to_numpy().tolist() == [str(one) for one in METHODS]
     assert found["family"].to_numpy().tolist() == [one.name for one in METHODS]
     assert found["budget"].to_numpy().tolist() == [4, 2, 0, 0]

@@ -23,11 +23,11 @@ LAYERS = [
     {"graphs"},
     {"text", "models"},
     {"capture"},
-    {"intervene", "selection"},
+    {"intervene", "selection", "controls"},
     {"store"},
     {"engine", "summary", "revisit"},
     {"terminal"},
-    {"plots", "tables"},
+    {"plots", "tables", "report"},
     {"cli"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}

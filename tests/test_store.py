@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -15,13 +13,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from rankscope import store as store_module
 from rankscope.exceptions import StoreError
-from rankscope.status import Status
+from rankscope.status import State
 from rankscope.store import (
-    RunSchema,
     RunStore,
-    canonical_json,
+    finishing,
     layout,
     settings_hash,
     tables,
@@ -29,73 +25,7 @@ from rankscope.store import (
 )
 from rankscope.store.files import FORMATS, export, load
 from rankscope.store.schema import CENTRED, CURVE, MATRIX, SPECTRA
-
-RECIPE = {"model": "m", "text": {"length": 512, "mode": "packed"}, "layers": [0, 1]}
-HASH = settings_hash(RECIPE)
-
-
-def schema(
-    n_samples: int = 3, n_index: int = 8, centred: bool = False, **changes: Any
-) -> RunSchema:
-    """A run of two layers and three heads."""
-    span = np.arange(n_samples)
-    options: dict[str, Any] = {
-        "model": "a model whose name is far longer than that of any other",
-        "corpus": "NA",
-        "text_id": span // 2,
-        "window": span,
-        "token_start": span * 6,
-        "token_end": span * 6 + 6,
-        "axes": {
-            "layer": np.array([0, 5]),
-            "head": np.arange(3),
-            "index": np.arange(1, n_index + 1),
-        },
-        "variables": SPECTRA | CENTRED if centred else SPECTRA,
-        "labels": {"attention": ("layer", np.array(["global", "local"]))},
-        "attrs": {
-            "settings_hash": HASH,
-            "recipe_json": canonical_json(RECIPE),
-            "seed": 3,
-            "centred": False,
-        },
-    }
-    return RunSchema(**options | changes)
-
-
-def window(run: RunSchema, sample: int) -> dict[str, np.ndarray]:
-    """The same arrays for the same sample, with what may occur in them."""
-    rng = np.random.default_rng(sample)
-    shape = tuple(map(len, run.axes.values()))
-    fields = {
-        name: rng.random(shape if dims == CURVE else shape[:2])
-        for name, (dims, *_) in SPECTRA.items()
-        if dims in (CURVE, MATRIX)
-    }
-    fields["singular_value"][..., -2:] = np.nan
-    fields["cumulative_ratio"][0, 0] = np.nan
-    fields["energy_ratio"][1, 1, :3] = [5e-324, 1 / 3, np.inf]
-    fields["status"] = rng.integers(0, 7, shape[:2])
-    fields["n_tokens"] = np.array(shape[-1] - 2)
-    if {*CENTRED} <= {*run.variables}:
-        fields["centred_singular_value"] = rng.random(shape)
-    return fields
-
-
-def complete(path: Path, run: RunSchema, order: list[int] | None = None) -> RunStore:
-    """A store with all its windows."""
-    store = RunStore.create(path, run)
-    for sample in order or range(run.n_samples):
-        store.write(sample, window(run, sample))
-    return store
-
-
-def assert_bits_equal(one: xr.Dataset, other: xr.Dataset) -> None:
-    """Identical, of the same types, and bit for bit."""
-    xr.testing.assert_identical(one, other)
-    for name in one.variables:
-        assert one[name].dtype == other[name].dtype
-        assert one[name].values.tobytes() == other[name].values.tobytes()
+from run_stores import HASH, RECIPE, assert_bits_equal, complete, schema, window
 
 
 @pytest.mark.parametrize("suffix", sorted(FORMATS))
@@ -108,7 +38,7 @@ def test_finished_run_holds_what_was_written(tmp_path: Path, suffix: str, centre
     assert os.listdir(tmp_path / "out") == [target.name]
     read = load(target)
     assert dict(read.sizes) == dict(zip(CURVE, (1, 1, 3, 2, 3, 8), strict=True))
-    assert {*read.data_vars} == {*SPECTRA, *(CENTRED if centred else [])}
+    assert {*read.data_vars} == {*SPECTRA, *(CENTRED if centred else []), "state"}
     for sample in range(3):
         for name, values in window(run, sample).items():
             stored = read[name].isel(model=0, corpus=0, sample=sample)
@@ -153,61 +83,6 @@ def test_f19_resume_neither_doubles_nor_reorders(tmp_path: Path) -> None:
     assert_bits_equal(resumed, load(complete(tmp_path / "t", run).finish(tmp_path / "b.nc")))
 
 
-WRITER = """
-import importlib.util, os, random, signal, sys, time
-from pathlib import Path
-spec = importlib.util.spec_from_file_location("test_store", sys.argv[2])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-from rankscope.store import RunStore
-path, rng = Path(sys.argv[1]), random.Random(1)
-run = module.schema(n_samples=12)
-for kills in range(100):
-    heard, told = os.pipe()
-    child = os.fork()
-    if not child:
-        exists = path.exists()
-        store = RunStore.open(path, module.HASH) if exists else RunStore.create(path, run)
-        os.write(told, b"x")
-        for sample, done in enumerate(store.done()):
-            if not done:
-                store.write(sample, module.window(run, sample))
-                os.write(told, b"x")
-        os._exit(0)
-    os.close(told)
-    # somewhere in the making of the store, or in one of the first windows
-    for _ in range(rng.randrange(4) if kills else 0):
-        os.read(heard, 1)
-    time.sleep(rng.random() * 0.05)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(heard)
-    done = RunStore.open(path, module.HASH).done() if path.exists() else module.np.zeros(1, bool)
-    print(done.sum(), flush=True)
-    if done.all():
-        break
-"""
-
-
-def test_f19_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WRITER, str(tmp_path / "s"), __file__]
-    writer = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert writer.returncode == 0, writer.stderr
-    progress = [*map(int, writer.stdout.split())]
-    assert progress == sorted(progress)
-    assert progress[-1] == 12
-    assert len(set(progress)) >= 4
-    store = RunStore.open(tmp_path / "s", HASH, RECIPE)
-    target = store.finish(tmp_path / "killed.zarr")
-    assert not [*target.rglob("*.partial")]
-    whole = complete(tmp_path / "t", schema(n_samples=12)).finish(tmp_path / "whole.zarr")
-    assert_bits_equal(load(target), load(whole))
-    files = sorted(one.relative_to(whole) for one in whole.rglob("*") if one.is_file())
-    assert files == sorted(one.relative_to(target) for one in target.rglob("*") if one.is_file())
-    for one in files:
-        assert (target / one).read_bytes() == (whole / one).read_bytes()
-
-
 def test_f19_window_half_written_is_not_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +101,7 @@ def test_f19_window_half_written_is_not_done(
         store.finish(tmp_path / "a.nc")
     assert sorted(os.listdir(tmp_path)) == ["s"]
     with store.dataset() as partial:
-        assert (partial["status"][:, :, 1] == Status.absent).all()
+        assert partial["state"].values.tolist() == [[[State.bad, State.absent, State.bad]]]
 
 
 def test_f19_other_settings_are_named(tmp_path: Path) -> None:
@@ -302,8 +177,8 @@ def test_schema_is_checked() -> None:
         lambda path: (path / "zarr.json").write_bytes(b""),
         lambda path: shutil.rmtree(path / "energy_ratio"),
         lambda path: (path / "status" / "zarr.json").write_text("x"),
-        lambda path: (path / "status" / "c/0/0/1/0/0").write_bytes(b"\x00" * 9),
-        lambda path: (path / "model" / "c" / "0").write_bytes(b"\x28\xb5"),
+        lambda path: (path / "state" / "c.0.0.0").write_bytes(b"\x00" * 9),
+        lambda path: (path / "model" / "c.0").write_bytes(b"\x28\xb5"),
     ],
 )
 def test_f19_damaged_store_is_one_clear_error(tmp_path: Path, spoil: Any) -> None:
@@ -349,7 +224,7 @@ def test_finish_keeps_the_store_when_it_cannot_write(tmp_path: Path, suffix: str
 
 def test_finish_refuses_a_store_that_lost_a_chunk(tmp_path: Path) -> None:
     store = complete(tmp_path / "s", schema())
-    (tmp_path / "s" / "rank_90" / "c" / "0" / "0" / "1" / "0" / "0").unlink()
+    (tmp_path / "s" / "rank_90" / "c.0" / "0" / "1" / "0" / "0").unlink()
     with pytest.raises(StoreError, match="lost parts of rank_90"):
         store.finish(tmp_path / "a.nc")
     assert os.listdir(tmp_path) == ["s"]
@@ -357,12 +232,12 @@ def test_finish_refuses_a_store_that_lost_a_chunk(tmp_path: Path) -> None:
 
 def test_finish_refuses_a_damaged_store(tmp_path: Path) -> None:
     store = complete(tmp_path / "s", schema())
-    chunk = tmp_path / "s" / "rank_90" / "c" / "0" / "0" / "1" / "0" / "0"
+    chunk = tmp_path / "s" / "rank_90" / "c.0" / "0" / "1" / "0" / "0"
     chunk.write_bytes(chunk.read_bytes()[:-3])
     for suffix in ("nc", "csv", "parquet"):
         with pytest.raises(StoreError, match=r"run store .*s is damaged") as error:
             store.finish(tmp_path / f"a.{suffix}")
-        assert "start again" in error.value.remedy
+        assert "computed anew" in error.value.remedy
     assert os.listdir(tmp_path) == ["s"]
 
 
@@ -373,7 +248,7 @@ def test_finish_on_another_file_system_copies(
         raise OSError(18, "Invalid cross-device link")
 
     store = complete(tmp_path / "s", schema())
-    monkeypatch.setattr(store_module, "install", fail)
+    monkeypatch.setattr(finishing, "install", fail)
     store.finish(tmp_path / "a.zarr")
     assert os.listdir(tmp_path) == ["a.zarr"]
     monkeypatch.undo()

@@ -12,6 +12,7 @@ import torch
 from rankscope.attention import Group
 from rankscope.capture.batches import Batch, Windows, batches_of
 from rankscope.exceptions import CaptureError, UsageError
+from rankscope.linalg import full_precision
 from rankscope.models import LoadedModel, check_length
 
 if TYPE_CHECKING:
@@ -104,13 +105,11 @@ def borrowed(network: PreTrainedModel) -> Iterator[None]:
         _captured.add(id(network))
     training = {module: module.training for module in network.modules()}
     chunks = {module: getattr(module, _CHUNK) for module in _chunkable(network)}
-    precision = torch.get_float32_matmul_precision()
     try:
         network.eval()
-        torch.set_float32_matmul_precision("highest")
-        yield
+        with full_precision():
+            yield
     finally:
-        torch.set_float32_matmul_precision(precision)
         for module, flag in training.items():
             module.training = flag
         for module, size in chunks.items():

@@ -24,6 +24,7 @@ from rankscope.cli.options import (
     Model,
     Models,
     OneCorpus,
+    Precision,
     Running,
     TextChoice,
     WindowChoice,
@@ -32,11 +33,13 @@ from rankscope.cli.options import (
 from rankscope.cli.ranks import choose_rank
 from rankscope.cli.running import (
     BAD_HEADS,
+    TOO_SHORT,
     check_folder,
     check_models,
     compute,
     load_corpora,
     load_model,
+    precision_reached,
     slug,
 )
 from rankscope.exceptions import RankscopeError
@@ -61,6 +64,7 @@ def figure1(
     model: Models = ["builtin"],  # noqa: B006 typer copies it
     corpus: Corpora = ["builtin"],  # noqa: B006
     driver: DriverOption = Driver.gram,
+    precision: Precision = None,
     control: Annotated[
         bool, typer.Option(help="Draw the same architecture with random weights beside it.")
     ] = True,
@@ -70,19 +74,19 @@ def figure1(
     from rankscope.engine import SpectraPlan
     from rankscope.plots import check_panels
 
-    recipe = windows.recipe(driver, False)
+    recipe = windows.recipe(driver, False, precision)
     options = text.options()
     names = list(dict.fromkeys(model))
     if control:
         names += [f"random:{name}" for name in names if not name.startswith("random:")]
         names = list(dict.fromkeys(names))
     check_panels(len(set(model)), len(set(corpus)) * (2 if control else 1))
-    check_models(names, loading, windows.length)
+    check_models(names, loading, windows.length, running)
     check_folder(out)
     corpora = load_corpora(corpus, options)
     runs = []
     for name in names:
-        loaded = load_model(name, loading)
+        loaded = load_model(name, loading, running)
         for one in corpora:
             target = out / f"{slug(loaded.info.name)}--{slug(one.name)}.nc"
             runs.append(compute(SpectraPlan(loaded, one, recipe), loaded, target, running))
@@ -102,6 +106,7 @@ def spectra(
     corpus: OneCorpus = "builtin",
     driver: DriverOption = Driver.gram,
     centred: Centred = False,
+    precision: Precision = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="File: .nc, .zarr, .csv or .parquet.")
     ] = Path("spectra.nc"),
@@ -111,12 +116,12 @@ def spectra(
     from rankscope.store.files import file_format
 
     file_format(out)
-    recipe = windows.recipe(driver, centred)
+    recipe = windows.recipe(driver, centred, precision)
     options = text.options()
-    check_models([model], loading, windows.length)
+    check_models([model], loading, windows.length, running)
     check_folder(out.parent)
     corpora = load_corpora([corpus], options)
-    loaded = load_model(model, loading)
+    loaded = load_model(model, loading, running)
     _finish([compute(SpectraPlan(loaded, corpora[0], recipe), loaded, out, running)])
 
 
@@ -182,6 +187,14 @@ def _finish(runs: list[Path]) -> None:
     rows = table(spectra_summaries(runs))
     terminal.note("data: " + ", ".join(map(str, runs)))
     terminal.summary_table(rows)
+    short = [run for run in runs if not precision_reached(run)]
+    for run in short:
+        terminal.note(
+            f"{run}: the text ended before the intervals were as narrow as was asked for; "
+            "give more text, or allow more windows"
+        )
     if any(row.n_failed for row in rows):
         terminal.note("finished, but some matrices have no spectrum: see their status in the file")
         raise typer.Exit(BAD_HEADS)
+    if short:
+        raise typer.Exit(TOO_SHORT)

@@ -166,7 +166,7 @@ def evaluate(
     stored = read_projections(file)
     sampling = windows.sampling()
     options = text.options()
-    check_models([model], loading, windows.length)
+    check_models([model], loading, windows.length, running)
     check_folder(out.parent)
     (one,) = load_corpora([corpus], options)
     ks = sorted({stored.k(layer) for layer in stored.layers})
@@ -188,7 +188,7 @@ def evaluate(
         "P_low": Truncated(k),
         "bound": BestOutput(k),
     }
-    loaded = load_model(model, loading)
+    loaded = load_model(model, loading, running)
     plan = ComparisonPlan(loaded, one, sampling, list(chosen.values()))
     path = compute(plan, loaded, out, running)
     with load(path, lazy=True) as dataset:

@@ -85,10 +85,10 @@ def truncate(
     sampling = windows.sampling()
     chosen = None if ranks is None else numbers_of(ranks, "--ranks")
     options = text.options()
-    check_models([model], loading, windows.length)
+    check_models([model], loading, windows.length, running)
     check_folder(out.parent)
     (one,) = load_corpora([corpus], options)
-    loaded = load_model(model, loading)
+    loaded = load_model(model, loading, running)
     path = compute(TruncationPlan(loaded, one, sampling, chosen), loaded, out, running)
     _show(
         path,
@@ -126,10 +126,10 @@ def compare(
     sampling = windows.sampling()
     chosen = methods_of(method, at)
     options = text.options()
-    check_models([model], loading, windows.length)
+    check_models([model], loading, windows.length, running)
     check_folder(out.parent)
     (one,) = load_corpora([corpus], options)
-    loaded = load_model(model, loading)
+    loaded = load_model(model, loading, running)
     plan = ComparisonPlan(loaded, one, sampling, chosen, spectral)
     show_comparison(compute(plan, loaded, out, running))
 
@@ -167,10 +167,10 @@ def intervene(
     chosen = methods_of(method, at)
     places = None if heads is None else parsed_heads(heads)
     options = text.options()
-    check_models([model], loading, windows.length)
+    check_models([model], loading, windows.length, running)
     check_folder(out.parent)
     (one,) = load_corpora([corpus], options)
-    loaded = load_model(model, loading, head=True)
+    loaded = load_model(model, loading, running, head=True)
     if loaded.head is None:
         terminal.note(f"{loaded.info.name} has no language-model head: hidden states are compared")
     plan = InterventionPlan(

@@ -19,8 +19,11 @@ import typer
 from rankscope.exceptions import UsageError
 
 if TYPE_CHECKING:
-    from rankscope.engine import Recipe, Sampling
+    from rankscope.engine import Means, Recipe, Sampling
     from rankscope.text import TextOptions
+
+
+DEFAULT_WINDOWS = "8"
 
 
 class Mode(StrEnum):
@@ -72,7 +75,20 @@ OneCorpus = Annotated[str, typer.Option("--corpus", "-c", help=f"{CorpusHelp}.")
 Length = Annotated[
     int, typer.Option("--length", "-n", help="Tokens of a window, specials included.")
 ]
-Windows = Annotated[str, typer.Option("--windows", "-w", help="Number of windows, or 'all'.")]
+Windows = Annotated[
+    str | None,
+    typer.Option(
+        "--windows", "-w", help="Number of windows, or 'all'; 8, or with a precision all."
+    ),
+]
+Precision = Annotated[
+    float | None,
+    typer.Option(
+        "--precision",
+        help="Add windows until the 95 % intervals of the mean ratio at n/4, of all heads and of "
+        "every layer, are narrower than this; --windows is then the most.",
+    ),
+]
 Skip = Annotated[int, typer.Option("--skip", help="Leave out that many windows at the start.")]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="How the corpus is cut into windows.")]
 Overlap = Annotated[
@@ -95,7 +111,21 @@ Dtype = Annotated[str, typer.Option("--dtype", help="float32, float64, float16 o
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of random weights.")]
 Workers = Annotated[
-    int | None, typer.Option("--workers", "-j", help="Threads; one for every core when left out.")
+    int | None,
+    typer.Option(
+        "--workers", "-j", help="Worker processes, each with the model; this process when left out."
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        help="Threads of each worker; 1 when --workers is given, otherwise one for every core.",
+    ),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option("--scheduler", help="Address of a Dask scheduler whose workers do the work."),
 ]
 Memory = Annotated[
     int | None,
@@ -119,7 +149,7 @@ class WindowChoice:
     """Windows and layers."""
 
     length: Length = 512
-    windows: Windows = "8"
+    windows: Windows = None
     skip: Skip = 0
     mode: ModeOption = Mode.packed
     overlap: Overlap = 0
@@ -128,15 +158,14 @@ class WindowChoice:
     group: Group = None
 
     def _fields(self) -> dict[str, Any]:
-        if self.windows != "all" and not re.fullmatch(r"[1-9]\d*", self.windows):
-            raise UsageError(
-                f"--windows {self.windows!r} is no number of windows", "1, 2, … or 'all'"
-            )
+        windows = self.windows or DEFAULT_WINDOWS
+        if windows != "all" and not re.fullmatch(r"[1-9]\d*", windows):
+            raise UsageError(f"--windows {windows!r} is no number of windows", "1, 2, … or 'all'")
         if self.group not in (None, "encoder", "decoder", "cross"):
             raise UsageError(f"--group {self.group!r}", "encoder, decoder or cross")
         return dict(
             length=self.length,
-            windows=None if self.windows == "all" else int(self.windows),
+            windows=None if windows == "all" else int(windows),
             skip=self.skip,
             mode=self.mode.value,
             overlap=self.overlap,
@@ -151,11 +180,14 @@ class WindowChoice:
 
         return Sampling(**self._fields())
 
-    def recipe(self, driver: Driver, centred: bool) -> Recipe:
+    def recipe(self, driver: Driver, centred: bool, precision: float | None = None) -> Recipe:
         """The same, with how spectra are computed."""
         from rankscope.engine import Recipe
 
-        return Recipe(**self._fields(), driver=driver.value, centred=centred)
+        chosen = self._fields()
+        if precision is not None and self.windows is None:
+            chosen["windows"] = None
+        return Recipe(**chosen, driver=driver.value, centred=centred, precision=precision)
 
 
 @dataclass
@@ -201,8 +233,32 @@ class Running:
     """How a run goes about it; none of it changes the result."""
 
     workers: Workers = None
+    threads: Threads = None
+    scheduler: Scheduler = None
     memory_limit: Memory = None
     overwrite: Overwrite = False
+
+    def means(self) -> Means:
+        """Workers and threads, or a cluster.
+
+        Raises
+        ------
+        UsageError
+        """
+        from rankscope.engine import Means
+        from rankscope.engine.machine import usable_cores
+
+        own = self.workers is None and self.scheduler is None
+        threads = self.threads if self.threads is not None else usable_cores() if own else 1
+        if self.scheduler is not None and self.workers is not None:
+            raise UsageError(
+                "a cluster has its own workers", "give --workers or --scheduler, not both"
+            )
+        return Means(
+            workers=self.workers if self.workers is not None else 1,
+            threads=threads,
+            scheduler=self.scheduler,
+        )
 
 
 def bundled(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -147,10 +147,10 @@ def choose_rank(
     if tolerance is not None and by is not By.head:
         raise UsageError("a tolerance gives every head a rank of its own", "leave out --by")
     options = text.options()
-    check_models([model], loading, windows.length)
+    check_models([model], loading, windows.length, running)
     check_folder(out.parent)
     (one,) = load_corpora([corpus], options)
-    loaded = load_model(model, loading, head=True)
+    loaded = load_model(model, loading, running, head=True)
     plan = TruncationPlan(loaded, one, sampling)
     frame = plan.frame
     heads = len(frame.layers) * frame.n_heads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,19 @@ if TYPE_CHECKING:
 BAD_HEADS = 7
 """Exit status of a run that finished, but with matrices that could not be used."""
 
+TOO_SHORT = 8
+"""Exit status of a run whose text ended before its intervals were as narrow as was asked for."""
+
 INTERRUPTED = 130
 """Exit status of a run that was stopped from the keyboard."""
 
 
-def check_models(names: list[str], loading: Loading, length: int) -> None:
+def check_models(
+    names: list[str], loading: Loading, length: int, running: Running | None = None
+) -> None:
     """Refuse models that cannot be loaded, or not take such windows, before anything is computed.
+
+    With `running` also a wrong number of workers.
 
     Raises
     ------
@@ -34,8 +42,10 @@ def check_models(names: list[str], loading: Loading, length: int) -> None:
     """
     from rankscope.models import check, check_length
 
+    if running is not None:
+        running.means()
     for name in names:
-        check_length(check(name, **loading.arguments()), length)
+        check_length(check(name, **_here(loading, running)), length)
 
 
 def check_folder(folder: Path) -> None:
@@ -78,7 +88,9 @@ def load_corpora(specs: list[str], options: Any) -> list[Corpus]:
     return corpora
 
 
-def load_model(name: str, loading: Loading, *, head: bool = False) -> LoadedModel:
+def load_model(
+    name: str, loading: Loading, running: Running | None = None, *, head: bool = False
+) -> LoadedModel:
     """Load a model, with its kernels compiled before anything is timed."""
     from rankscope import linalg
     from rankscope.engine.machine import return_freed_memory
@@ -86,7 +98,18 @@ def load_model(name: str, loading: Loading, *, head: bool = False) -> LoadedMode
 
     return_freed_memory()
     linalg.warm_up()
-    return load(name, allow_missing=loading.allow_missing, head=head, **loading.arguments())
+    chosen = _here(loading, running)
+    model = load(name, allow_missing=loading.allow_missing, head=head, **chosen)
+    if running is None or running.scheduler is None:
+        return model
+    return replace(model, arguments={**(model.arguments or {}), "device": loading.device})
+
+
+def _here(loading: Loading, running: Running | None) -> dict[str, Any]:
+    """How the model is loaded in this process: a cluster puts it on devices of its own."""
+    arguments = loading.arguments()
+    elsewhere = running is not None and running.scheduler is not None
+    return arguments | {"device": "cpu"} if elsewhere else arguments
 
 
 def compute(plan: Plan, model: LoadedModel, target: Path, running: Running, what: str = "") -> Path:
@@ -100,25 +123,39 @@ def compute(plan: Plan, model: LoadedModel, target: Path, running: Running, what
     from rankscope.engine.machine import usable_cores
     from rankscope.store import working_path
 
-    workers = running.workers if running.workers is not None else usable_cores()
+    means = running.means()
     label = f"{what}{model.info.name} on {plan.schema.corpus}"
     limit = engine.free_memory() if running.memory_limit is None else running.memory_limit * 2**20
-    needed = plan.estimate(model, workers)
-    terminal.note(f"{label}: about {max(1, needed >> 20)} MiB beside the model")
+    needed = means.memory(plan, model)
+    if means.scheduler is None:
+        terminal.note(f"{label}: about {max(1, needed >> 20)} MiB beside the model")
+    if means.workers * means.threads > usable_cores() and means.scheduler is None:
+        terminal.note(
+            f"{means.workers} workers of {means.threads} threads share {usable_cores()} cores"
+        )
     try:
         with terminal.progress(label) as progress:
             return engine.execute(
                 plan,
                 model,
                 target,
-                workers=workers,
+                means,
                 progress=progress,
+                told=terminal.note,
                 overwrite=running.overwrite,
                 memory_limit=limit,
             )
     except KeyboardInterrupt:
         terminal.note(f"stopped; the same command goes on from {working_path(target)}")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def precision_reached(run: Path) -> bool:
+    """Whether a run's intervals are as narrow as was asked for; true where nothing was."""
+    from rankscope.store.files import load
+
+    with load(run, lazy=True) as dataset:
+        return bool(dataset.attrs.get("precision_reached", True))
 
 
 def slug(name: str) -> str:

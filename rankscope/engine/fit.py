@@ -240,7 +240,7 @@ def _fit_layers(
         return head.file(layers, svd_projections(stream, settings.k, settings.sharing))
     seen: list[Attention] = []
     unseen: list[Attention] = []
-    for sample, attention in part.attentions(model, samples, values=True):
+    for (sample,), attention in part.attentions(model, samples, values=True):
         (seen if sample < last else unseen).append(attention)
     where = f"layer {layers[0]}" if len(layers) == 1 else "all layers"
 

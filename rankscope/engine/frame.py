@@ -28,15 +28,25 @@ if TYPE_CHECKING:
     from rankscope.text import Corpus, Window
 
 
+BLOCK_TOKENS = 512
+"""Tokens of a block of windows, about."""
+
+LARGEST_BLOCK = 64
+"""Windows of a block at most."""
+
+
 @dataclass(frozen=True)
 class Frame:
     """Windows and layers of a run.
 
     Attributes
     ----------
-    windows : sequence of Window
-    sizes : (n_samples,) int64
+    windows : mapping of int to Window
+        By sample: all of the run, or those that a worker was given.
+    sizes : mapping of int to int
         Tokens of each window that take part, special tokens dropped where that was asked for.
+    length : int
+        Tokens of the longest window of the run that take part, at least 1.
     sampling : Sampling
     group : str
     layers : tuple of int
@@ -51,8 +61,9 @@ class Frame:
         What is recorded of them.
     """
 
-    windows: Sequence[Window]
-    sizes: NDArray[np.int64]
+    windows: Mapping[int, Window]
+    sizes: Mapping[int, int]
+    length: int
     sampling: Sampling
     group: str
     layers: tuple[int, ...]
@@ -102,12 +113,14 @@ class Frame:
                 f"{corpus.name} has no window left after {sampling.skip} were skipped",
                 "skip fewer, or use a longer text",
             )
+        sizes = {sample: _kept(window, sampling) for sample, window in enumerate(windows)}
         reach = layer_reach(model.model)
         heads = model.info.n_heads if group == "encoder" else None
         computed = torch.promote_types(model.model.dtype, torch.float32)
         return cls(
-            windows=windows,
-            sizes=np.array([_kept(window, sampling) for window in windows]),
+            windows=dict(enumerate(windows)),
+            sizes=sizes,
+            length=max(1, max(sizes.values())),
             sampling=sampling,
             group=group,
             layers=layers,
@@ -132,10 +145,21 @@ class Frame:
             },
         )
 
+    def holding(self, windows: Mapping[int, Window]) -> Frame:
+        """The same run with these windows only, by sample; what a worker is given.
+
+        Length and layers stay those of the run, so that its results fit in.
+        """
+        sizes = {sample: _kept(window, self.sampling) for sample, window in windows.items()}
+        return replace(self, windows=windows, sizes=sizes)
+
     @property
-    def length(self) -> int:
-        """Tokens of the longest window that take part, at least 1."""
-        return max(1, int(self.sizes.max()))
+    def block(self) -> int:
+        """Windows that are computed and stored together: many short ones, or a single long one.
+
+        It follows from the length alone, since the windows of a forward pass decide its last bits.
+        """
+        return max(1, min(LARGEST_BLOCK, BLOCK_TOKENS // self.length))
 
     @property
     def shape(self) -> Shape:
@@ -151,8 +175,12 @@ class Frame:
 
     def recipe(self) -> dict[str, Any]:
         """What decides the result of any run: windows and layers, model and text."""
+        settings = asdict(self.sampling) | {"group": self.group}
+        # a run without this wish is the same as before there was such a wish
+        if settings.get("precision", 0.0) is None:
+            del settings["precision"]
         return {
-            "recipe": asdict(self.sampling) | {"group": self.group},
+            "recipe": settings,
             "model": {
                 key: value
                 for key, value in self.model.items()
@@ -190,6 +218,7 @@ class Frame:
         own = {"layer": np.array(self.layers), "head": np.arange(self.n_heads)} if by_head else {}
         attention = {"attention": ("layer", np.array(self.layer_attention))} if by_head else {}
         recipe = {**self.recipe(), **(settings or {})}
+        windows = self.windows.values()
         versions = {
             name: importlib.metadata.version(name)
             for name in ("rankscope", "torch", "transformers", "numpy", "scipy", "numba")
@@ -197,10 +226,11 @@ class Frame:
         return RunSchema(
             model=str(self.model["name"]),
             corpus=str(self.corpus["name"]),
-            text_id=np.array([window.text_id for window in self.windows]),
-            window=np.array([window.number for window in self.windows]),
-            token_start=np.array([window.start for window in self.windows]),
-            token_end=np.array([window.end for window in self.windows]),
+            text_id=np.array([window.text_id for window in windows]),
+            window=np.array([window.number for window in windows]),
+            token_start=np.array([window.start for window in windows]),
+            token_end=np.array([window.end for window in windows]),
+            block=self.block,
             axes={**own, **axes},
             variables=variables,
             labels={**attention, **(labels or {})},
@@ -225,20 +255,28 @@ class Frame:
         ------
         MethodError
         """
-        alive = [sample for sample, size in enumerate(self.sizes) if size > 0]
+        alive = [sample for sample, size in self.sizes.items() if size > 0]
         if not alive or not methods:
             return
         kinds = {kind: layer for layer, kind in zip(self.layers, self.layer_attention, strict=True)}
         part = replace(self, layers=tuple(sorted(kinds.values())))
-        shortest = min(alive, key=lambda sample: int(self.sizes[sample]))
+        shortest = min(alive, key=lambda sample: self.sizes[sample])
         for _, attention in part.attentions(model, [shortest], values=True):
             for method in methods:
                 method.apply(attention)
 
     def attentions(
-        self, model: LoadedModel, samples: Sequence[int], *, values: bool
-    ) -> Iterator[tuple[int, Attention]]:
-        """The chosen layers of every window of `samples` that has tokens, one layer at a time."""
+        self, model: LoadedModel, samples: Sequence[int], *, values: bool, batch_size: int = 1
+    ) -> Iterator[tuple[tuple[int, ...], Attention]]:
+        """The chosen layers of every window of `samples` that has tokens, one layer at a time.
+
+        Neighbours of one length share a forward pass, at most `batch_size` of them.
+
+        Yields
+        ------
+        tuple of int, Attention
+            Samples of the rows of its batch, and the attention.
+        """
         alive = [sample for sample in samples if self.sizes[sample] > 0]
         if not alive:
             return
@@ -249,12 +287,12 @@ class Frame:
             group=self.group,  # type: ignore[arg-type]
             special=self.sampling.special,  # type: ignore[arg-type]
             values=values,
+            batch_size=batch_size,
         )
         # closing: an error or an interrupt here must not leave the model borrowed
         with closing(stream):  # type: ignore[type-var]
             for attention in stream:
-                sample = alive[attention.samples[0]]
-                yield sample, attention
+                yield tuple(alive[place] for place in attention.samples), attention
                 del attention
 
 

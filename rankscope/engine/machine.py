@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from rankscope.models import LoadedModel
 
 
-def estimate(model: LoadedModel, recipe: Recipe, workers: int) -> int:
+def estimate(model: LoadedModel, recipe: Recipe, threads: int) -> int:
     """Memory that a run needs beside the loaded model, in bytes; the number of windows is no part.
 
     Parameters
     ----------
     model : LoadedModel
     recipe : Recipe
-    workers : int
+    threads : int
 
     Returns
     -------
     int
-        Estimate: what each worker holds of one matrix at a time, two layers of query and key, the
+        Estimate: what each thread holds of one matrix at a time, two layers of query and key, the
         hidden states of the forward pass, and the spectra of two windows.
     """
     n = recipe.length
     # P in float32, its Gram matrix in float64
-    matrices = workers * n * n * (4 + 8)
+    matrices = threads * n * n * (4 + 8)
     curves = model.info.n_layers * model.info.n_heads * n * 8 * (4 if recipe.centred else 3)
     return matrices + hidden_states(model, n) + 2 * curves
 
@@ -44,6 +44,11 @@ def hidden_states(model: LoadedModel, n: int) -> int:
     width = torch.finfo(model.model.dtype).bits // 8
     # query and key of two layers, one layer's own three, what it passes on, its feed-forward part
     return n * width * ((2 * 2 + 3 + 4) * hidden + 2 * inner)
+
+
+def weights_bytes(model: LoadedModel) -> int:
+    """Bytes of a model's weights."""
+    return sum(one.numel() * one.element_size() for one in model.model.parameters())
 
 
 def free_memory() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.approximations import Approximation, method
 from rankscope.engine.frame import Frame
 from rankscope.engine.machine import hidden_states
-from rankscope.engine.measure_methods import checked_methods, method_labels
+from rankscope.engine.measure_methods import checked_methods, method_labels, with_whole_paths
 from rankscope.engine.plan import Plan, WindowResult
 from rankscope.engine.recipe import Sampling
 from rankscope.exceptions import UsageError
@@ -21,7 +21,7 @@ from rankscope.store.schema import WINDOW, Variables
 
 if TYPE_CHECKING:
     from rankscope.models import LoadedModel
-    from rankscope.text import Corpus
+    from rankscope.text import Corpus, Window
 
 BY_METHOD = (*WINDOW, "method")
 
@@ -119,12 +119,20 @@ class InterventionPlan(Plan):
     def trial(self, model: LoadedModel) -> None:
         self.frame.try_methods(model, [one.method for one in self.interventions])
 
-    def estimate(self, model: LoadedModel, workers: int) -> int:
+    def estimate(self, model: LoadedModel, threads: int) -> int:
         n, config = self.frame.length, model.model.config.get_text_config()
         logits = 3 * 4 * n * int(config.vocab_size) if model.head else 0
         # P of all heads and, for one head, its decomposition in float64
         matrices = (self.frame.n_heads * 4 + 10 * 8) * n * n
         return matrices + logits + hidden_states(model, n)
+
+    def holding(self, windows: Mapping[int, Window]) -> InterventionPlan:
+        part = super().holding(windows)
+        assert isinstance(part, InterventionPlan)
+        part.interventions = [
+            replace(one, method=with_whole_paths(one.method)) for one in self.interventions
+        ]
+        return part
 
     def compute(
         self, model: LoadedModel, todo: Sequence[int], pool: Workers

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from rankscope.store.schema import MATRIX, WINDOW, Variables
 
 if TYPE_CHECKING:
     from rankscope.models import LoadedModel
-    from rankscope.text import Corpus
+    from rankscope.text import Corpus, Window
 
 ERRORS: Variables = {
     **{
@@ -75,16 +77,29 @@ class ComparisonPlan(LayerPlan):
     def trial(self, model: LoadedModel) -> None:
         self.frame.try_methods(model, self.methods)
 
-    def estimate(self, model: LoadedModel, workers: int) -> int:
+    def estimate(self, model: LoadedModel, threads: int) -> int:
         n, heads = self.frame.length, self.frame.n_heads
         # P once; for each method at work its matrix and what it is made from; of one head, in
         # float64, both matrices, their difference and logarithms; one decomposition is kept
         layer = heads * n * n * 4
         kept = min(2 * heads * n * n * 8, KEPT_BYTES)
         one_head = 8 * n * n * 8
-        return layer + workers * (3 * layer + one_head) + kept + hidden_states(model, n)
+        return layer + threads * (3 * layer + one_head) + kept + hidden_states(model, n)
 
-    def add(self, result: WindowResult, place: int, attention: Attention, pool: Workers) -> None:
+    def holding(self, windows: Mapping[int, Window]) -> ComparisonPlan:
+        part = super().holding(windows)
+        assert isinstance(part, ComparisonPlan)
+        part.methods = tuple(with_whole_paths(one) for one in self.methods)
+        return part
+
+    def add(
+        self,
+        results: Sequence[WindowResult],
+        place: int,
+        attention: Attention,
+        pool: Workers,
+    ) -> None:
+        (result,) = results
         exact = attention.weights
         for head in range(attention.n_heads):
             check_matrix(exact[0, head], attention, head)
@@ -137,6 +152,18 @@ def checked_methods(methods: Sequence[Approximation], shape: Shape) -> tuple[App
     for method in found:
         method.check(shape)
     return found
+
+
+def with_whole_paths(method: Approximation) -> Approximation:
+    """The same method, with the files that it reads named from the root."""
+    found: dict[str, Any] = {}
+    for one in fields(method):
+        value = getattr(method, one.name)
+        if isinstance(value, Path):
+            found[one.name] = value.absolute()
+        elif isinstance(value, Approximation):
+            found[one.name] = with_whole_paths(value)
+    return replace(method, **found)
 
 
 def recorded(methods: Sequence[Approximation]) -> list[dict[str, Any]]:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from rankscope import rank
-from rankscope.attention import Attention, check_matrix, row_entropy
+from rankscope.attention import (
+    Attention,
+    check_matrix,
+    check_measures,
+    row_entropy,
+    row_measures,
+)
 from rankscope.engine.frame import Frame
 from rankscope.engine.machine import estimate
-from rankscope.engine.plan import LayerPlan, WindowResult
+from rankscope.engine.plan import Filing, LayerPlan, WindowResult
 from rankscope.engine.recipe import Recipe
 from rankscope.linalg import Spectrum, Workers
 from rankscope.status import Status
 from rankscope.store.schema import CENTRED, SPECTRA
+from rankscope.summary.precision import Precision
 
 if TYPE_CHECKING:
     from rankscope.models import LoadedModel
@@ -34,6 +41,8 @@ class SpectraPlan(LayerPlan):
     recipe : Recipe
     """
 
+    batched = True
+
     def __init__(self, model: LoadedModel, corpus: Corpus, recipe: Recipe) -> None:
         self.recipe = recipe
         self.frame = Frame.of(model, corpus, recipe)
@@ -44,64 +53,141 @@ class SpectraPlan(LayerPlan):
             attrs={"spectrum_dtype": "float64"},
         )
 
-    def estimate(self, model: LoadedModel, workers: int) -> int:
-        return estimate(model, self.recipe, workers)
+    def estimate(self, model: LoadedModel, threads: int) -> int:
+        return estimate(model, self.recipe, threads)
 
-    def add(self, result: WindowResult, place: int, attention: Attention, pool: Workers) -> None:
-        count = attention.n_heads
-        tolerance = min(result.size * torch.finfo(attention.dtype).eps, 0.5)
-        entropy = np.full(count, np.nan)
+    def rule(self) -> Precision | None:
+        if self.recipe.precision is None:
+            return None
+        return Precision(
+            len(self.frame.layers),
+            self.frame.n_heads,
+            self.frame.length,
+            index=max(1, self.frame.length // 4),
+            width=self.recipe.precision,
+            texts=len({window.text_id for window in self.frame.windows.values()}),
+        )
 
-        def matrix(head: int) -> torch.Tensor:
-            found = attention.matrix(0, head)
-            check_matrix(found, attention, head)
-            return found
+    def add(
+        self,
+        results: Sequence[WindowResult],
+        place: int,
+        attention: Attention,
+        pool: Workers,
+    ) -> Filing | None:
+        if attention.query.device.type != "cpu":
+            return self._add_later(results, place, attention, pool)
+        matrix: Callable[[int], torch.Tensor]
+        measured: Callable[[int], torch.Tensor]
+        if len(results) > 1:
+            # many small matrices are had at once: one by one they would take ten times as long
+            whole = attention.weights.flatten(0, 1)
+            rows = row_measures(whole, attention.causal).to(torch.float64).numpy()
+            check_measures(rows, attention)
+            entropy = rows[:, 0]
+            matrix = measured = whole.__getitem__
+        else:
+            # large ones one by one, so that only those at work are alive
+            entropy = np.full(attention.n_heads, np.nan)
 
-        def measured(head: int) -> torch.Tensor:
-            found = matrix(head)
-            entropy[head] = row_entropy(found)
-            return found
+            def matrix(head: int) -> torch.Tensor:
+                found = attention.matrix(0, head)
+                check_matrix(found, attention, head)
+                return found
+
+            def measured(head: int) -> torch.Tensor:
+                found = matrix(head)
+                entropy[head] = row_entropy(found)
+                return found
 
         def decompose(load: Callable[[int], torch.Tensor], centred: bool) -> Spectrum:
             return pool.decompose(
                 load,
-                count,
+                len(entropy),
                 attention.shape,
                 driver=self.recipe.driver,  # type: ignore[arg-type]
                 centred=centred,
-                device=attention.query.device,
             )
 
-        _file(result, place, decompose(measured, False), entropy, tolerance)
+        spectra = [decompose(measured, False)]
         if self.recipe.centred:
-            found = decompose(matrix, True).singular_values
-            result.file(place, {"centred_singular_value": found})
+            spectra.append(decompose(matrix, True))
+        self._file(results, place, attention, spectra, entropy)
+        return None
 
+    def _add_later(
+        self,
+        results: Sequence[WindowResult],
+        place: int,
+        attention: Attention,
+        pool: Workers,
+    ) -> Filing:
+        """The same on a GPU, which goes on with it while the next layer is captured."""
+        heads, rows = attention.n_heads, len(results)
 
-def _file(
-    result: WindowResult,
-    place: int,
-    found: Spectrum,
-    entropy: NDArray[np.float64],
-    tolerance: float,
-) -> None:
-    """Put what was found of one layer in its place."""
-    count = len(found.status)
-    result.file(place, {"singular_value": found.singular_values, "status": found.status})
-    usable = np.isin(found.status, [Status.ok, Status.fallback, Status.refined])
-    values = result.fields["singular_value"][place, :count]
-    spectra = np.where(usable[:, None], values, np.nan)
-    size = np.full(count, result.size)
-    result.file(
-        place,
-        {
-            "cumulative_ratio": rank.cumulative_ratio(spectra, size),
-            "energy_ratio": rank.energy_ratio(spectra, size),
+        def matrix(number: int) -> torch.Tensor:
+            return attention.matrix(*divmod(number, heads))
+
+        def matrices(start: int, stop: int) -> torch.Tensor:
+            if rows == 1:
+                return attention.heads(slice(start, stop)).weights[0]
+            return torch.stack([matrix(number) for number in range(start, stop)])
+
+        pending = pool.decompose_later(
+            matrix,
+            rows * heads,
+            attention.shape,
+            driver=self.recipe.driver,  # type: ignore[arg-type]
+            centred=(False, True) if self.recipe.centred else (False,),
+            device=attention.query.device,
+            load_many=matrices,
+            measure=lambda weights: row_measures(weights, attention.causal),
+        )
+
+        def file() -> None:
+            done = pending.result()
+            assert done.measured is not None
+            check_measures(done.measured, attention)
+            self._file(results, place, attention, done.spectra, done.measured[:, 0])
+
+        return file
+
+    def _file(
+        self,
+        results: Sequence[WindowResult],
+        place: int,
+        attention: Attention,
+        spectra: Sequence[Spectrum],
+        entropy: NDArray[np.float64],
+    ) -> None:
+        size = results[0].size
+        tolerance = min(size * torch.finfo(attention.dtype).eps, 0.5)
+        found = self._described(spectra[0], entropy, size, tolerance)
+        if self.recipe.centred:
+            found["centred_singular_value"] = spectra[1].singular_values
+        for row, result in enumerate(results):
+            own = slice(row * attention.n_heads, (row + 1) * attention.n_heads)
+            result.file(place, {name: values[own] for name, values in found.items()})
+
+    def _described(
+        self, found: Spectrum, entropy: NDArray[np.float64], size: int, tolerance: float
+    ) -> dict[str, NDArray[Any]]:
+        """What is kept of matrices of one size, one row each."""
+        count, rows = found.singular_values.shape
+        values = np.full((count, self.frame.length), np.nan)
+        values[:, :rows] = found.singular_values
+        usable = np.isin(found.status, [Status.ok, Status.fallback, Status.refined])
+        spectra = np.where(usable[:, None], values, np.nan)
+        sizes = np.full(count, size)
+        return {
+            "singular_value": values,
+            "status": found.status,
+            "cumulative_ratio": rank.cumulative_ratio(spectra, sizes),
+            "energy_ratio": rank.energy_ratio(spectra, sizes),
             "row_entropy": np.where(usable, entropy, np.nan),
-            "effective_rank": rank.effective_rank(spectra, size),
-            "stable_rank": rank.stable_rank(spectra, size),
-            "spectral_gap": rank.spectral_gap(spectra, size),
-            "numerical_rank": rank.numerical_rank(spectra, tolerance, size),
-            "rank_90": rank.rank_at(spectra, 0.9, size),
-        },
-    )
+            "effective_rank": rank.effective_rank(spectra, sizes),
+            "stable_rank": rank.stable_rank(spectra, sizes),
+            "spectral_gap": rank.spectral_gap(spectra, sizes),
+            "numerical_rank": rank.numerical_rank(spectra, tolerance, sizes),
+            "rank_90": rank.rank_at(spectra, 0.9, sizes),
+        }

@@ -81,13 +81,20 @@ class TruncationPlan(LayerPlan):
             settings={"truncation": {"ranks": list(self.ranks)}},
         )
 
-    def estimate(self, model: LoadedModel, workers: int) -> int:
+    def estimate(self, model: LoadedModel, threads: int) -> int:
         n = self.frame.length
         # P, its square, two sets of vectors, P_k, its clipped copy and differences, in float64
         curves = 5 * len(self.frame.layers) * self.frame.n_heads * n * 8
-        return workers * 10 * n * n * 8 + hidden_states(model, n) + 2 * curves
+        return threads * 10 * n * n * 8 + hidden_states(model, n) + 2 * curves
 
-    def add(self, result: WindowResult, place: int, attention: Attention, pool: Workers) -> None:
+    def add(
+        self,
+        results: Sequence[WindowResult],
+        place: int,
+        attention: Attention,
+        pool: Workers,
+    ) -> None:
+        (result,) = results
         if attention.query.device.type == "cpu":
             found = pool.map(lambda head: self._measure(attention, head), attention.n_heads)
         else:

@@ -58,11 +58,20 @@ class Recipe(Sampling):
     driver : {"gram", "svd"}
     centred : bool
         Also the spectrum of P less its mean row.
+    precision : float or None
+        Windows are added until the 95 % interval of the mean cumulative ratio at a quarter of the
+        window, and that of every layer's mean, is narrower than this; `windows` is then the most.
     """
 
     driver: str = "gram"
     centred: bool = False
+    precision: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_driver(self.driver)
+        if self.precision is not None and not 0.0 < self.precision < 1.0:
+            raise UsageError(
+                f"a precision of {self.precision} is no width of an interval of ratios",
+                "use a number between 0 and 1, such as 0.005",
+            )

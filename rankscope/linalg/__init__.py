@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 import numpy as np
@@ -25,37 +24,32 @@ from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
 from rankscope.exceptions import UsageError
+from rankscope.linalg.batched import BatchedRoad, LoadMany, Measure, decompose_batched, stacked
+from rankscope.linalg.devices import full_precision, place_of
 from rankscope.linalg.kernels import LANES
-from rankscope.linalg.solvers import Buffers, Driver, Group, is_resolved, lapack, resolution_of
+from rankscope.linalg.results import Decomposition, Pending, Spectrum
+from rankscope.linalg.solvers import Buffers, Driver, Group
 from rankscope.status import Status
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+__all__ = [
+    "Decomposition",
+    "Driver",
+    "Pending",
+    "SolverFault",
+    "Spectrum",
+    "Workers",
+    "check_driver",
+    "decompose_batched",
+    "full_precision",
+    "one_blas_thread",
+    "singular_values",
+    "warm_up",
+]
 
 Result = TypeVar("Result")
-
-BATCH = 64
-"""Matrices that a GPU solves at once, at most."""
-
-BATCH_BYTES = 2**30
-"""What one batch of float64 matrices may take there; four copies of it are alive at once."""
-
-
-@dataclass(frozen=True)
-class Spectrum:
-    """Singular values of a batch of matrices.
-
-    Attributes
-    ----------
-    singular_values : (*batch, r) float64
-        In descending order, r = min(n, m); NaN for a matrix without a usable result.
-    status : (*batch) int8
-        A :class:`~rankscope.status.Status` for every matrix.
-    """
-
-    singular_values: NDArray[np.float64]
-    status: NDArray[np.int8]
 
 
 def check_driver(driver: str) -> None:
@@ -148,9 +142,15 @@ class Workers:
         self.count = count
         self._stack = ExitStack()
         self._local = threading.local()
+        self._roads: dict[torch.device, BatchedRoad] = {}
 
     def __enter__(self) -> Workers:
         self._stack.enter_context(one_blas_thread())
+        # One thread in front of a device: it waits for the solver while the forward pass goes on.
+        # It starts with the first matrix that is not on the CPU.
+        self._device_pool = self._stack.enter_context(
+            ThreadPoolExecutor(1, "rankscope-device", torch.set_num_threads, (1,))
+        )
         self._pool = self._stack.enter_context(
             ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,))
         )
@@ -200,17 +200,87 @@ class Workers:
         if rank == 0 or count == 0:
             return Spectrum(values, status)
         if device is not None and device.type != "cpu":
-            decompose_batched(load, values, status, driver=driver, centred=centred)
-            return Spectrum(values, status)
+            later = self.decompose_later(
+                load, count, shape, driver=driver, centred=(centred,), device=device
+            )
+            return later.result().spectra[0]
 
         def work(members: Sequence[int]) -> None:
             group = Group(values, status, members, driver=driver, centred=centred)
             group.run(load, self._buffers(shape))
 
-        futures = [self._pool.submit(work, members) for members in _groups(count, self.count)]
-        for future in futures:
+        groups = _groups(count, self.count)
+        if self.count == 1:
+            # handing small matrices to another thread takes longer than solving them
+            for members in groups:
+                work(members)
+            return Spectrum(values, status)
+        for future in [self._pool.submit(work, members) for members in groups]:
             future.result()
         return Spectrum(values, status)
+
+    def decompose_later(
+        self,
+        load: Callable[[int], torch.Tensor],
+        count: int,
+        shape: tuple[int, int],
+        *,
+        driver: Driver = "gram",
+        centred: Sequence[bool] = (False,),
+        device: torch.device | None = None,
+        load_many: LoadMany | None = None,
+        measure: Measure | None = None,
+    ) -> Pending:
+        """Decompose the matrices of a layer while the caller goes on to the next.
+
+        On a GPU the work is queued behind what the caller has queued so far, on a stream and in a
+        thread of its own; what `load` refers to stays alive until it is done. On the CPU, where the
+        workers are all there is, it is done before this returns.
+
+        Parameters
+        ----------
+        load, count, shape, driver, device
+            As for :meth:`decompose`.
+        centred : sequence of bool
+            Which spectra are wanted: of P (False), of P − 1p̄ᵀ (True), or both.
+        load_many : callable, optional
+            ``load_many(start, stop)`` gives these matrices as one tensor on the device, at once
+            instead of one by one; not used on the CPU.
+        measure : callable, optional
+            Gives a (k, columns) tensor for a (k, n, m) tensor of matrices as they were loaded.
+
+        Returns
+        -------
+        Pending
+            Its result has one spectrum for each entry of `centred`. Errors are raised there.
+        """
+        if device is not None and device.type != "cpu" and min(shape) > 0 and count > 0:
+            road = self._road(device)
+            return Pending(
+                self._device_pool.submit(
+                    road.decompose,
+                    load_many or stacked(load),
+                    count,
+                    shape,
+                    driver=driver,
+                    centred=centred,
+                    measure=measure,
+                    mark=road.place.mark(),
+                )
+            )
+        rows: dict[int, NDArray[np.float64]] = {}
+
+        def noted(i: int) -> torch.Tensor:
+            matrix = load(i)
+            if measure is not None and i not in rows:
+                rows[i] = measure(matrix[None])[0].double().cpu().numpy()
+            return matrix
+
+        spectra = tuple(
+            self.decompose(noted, count, shape, driver=driver, centred=one) for one in centred
+        )
+        measured = np.stack([rows[i] for i in range(count)]) if rows else None
+        return Pending.of(Decomposition(spectra, measured))
 
     def map(self, work: Callable[[int], Result], count: int) -> list[Result]:
         """`work(0)` … `work(count − 1)`, shared by the workers, results in order.
@@ -226,6 +296,12 @@ class Workers:
         list
         """
         return list(self._pool.map(work, range(count)))
+
+    def _road(self, device: torch.device) -> BatchedRoad:
+        # one for the whole run: it knows what did not fit, and which checks are still to be made
+        if device not in self._roads:
+            self._roads[device] = BatchedRoad(place_of(device))
+        return self._roads[device]
 
     def _buffers(self, shape: tuple[int, int]) -> Buffers:
         # kept for each thread: fresh memory costs more page faults than the product itself
@@ -252,81 +328,6 @@ def one_blas_thread() -> Iterator[None]:
 def warm_up() -> None:
     """Compile the kernels (or load them from their cache) before anything is timed or measured."""
     singular_values(torch.eye(3).expand(2, 3, 3))
-
-
-def decompose_batched(
-    load: Callable[[int], torch.Tensor],
-    values: NDArray[np.float64],
-    status: NDArray[np.int8],
-    *,
-    driver: Driver = "gram",
-    centred: bool = False,
-) -> None:
-    """Decompose matrices in batches on the device they are on, as a GPU wants it.
-
-    Parameters
-    ----------
-    load : callable
-        Gives matrix ``i`` as an (n, m) tensor.
-    values : (count, min(n, m)) float64
-        Receives the singular values; NaN on entry.
-    status : (count) int8
-        Receives the statuses.
-    driver, centred
-        As in :func:`singular_values`.
-
-    Notes
-    -----
-    float64 Gram matrices and batched symmetric eigenvalues; what that cannot resolve is redone by
-    LAPACK on the host, one matrix at a time.
-    """
-    count = len(status)
-    step = max(1, min(BATCH, BATCH_BYTES // (8 * load(0).numel()))) if count else 1
-    for start in range(0, count, step):
-        members = range(start, min(start + step, count))
-        given = [load(member) for member in members]
-        batch = torch.stack([matrix.to(torch.float64) for matrix in given])
-        largest = batch.abs().amax(dim=(1, 2))
-        for place, scale in enumerate(largest.tolist()):
-            if scale == 0.0:
-                values[members[place]] = 0.0
-                status[members[place]] = Status.zero
-            elif not np.isfinite(scale):
-                status[members[place]] = Status.non_finite
-        good = [i for i, scale in enumerate(largest.tolist()) if 0.0 < scale < np.inf]
-        if not good:
-            continue
-        batch = batch[good]
-        if centred:
-            batch = batch - batch.mean(dim=1, keepdim=True)
-        scales = largest[good]
-        solved = _solve_batch(batch / scales[:, None, None], driver)
-        for place, i in enumerate(good):
-            member = members[i]
-            if solved is not None:
-                found = solved[place]
-                eps = resolution_of(given[i].dtype)
-                if driver == "svd" or is_resolved(found, eps):
-                    kept = found if driver == "svd" else np.sqrt(np.clip(found, 0.0, None))
-                    values[member] = kept * float(scales[place])
-                    status[member] = Status.ok
-                    continue
-            redo = Status.fallback if solved is None else Status.refined
-            values[member], status[member] = lapack(batch[place].cpu(), redo)
-
-
-def _solve_batch(batch: torch.Tensor, driver: Driver) -> NDArray[np.float64] | None:
-    """Singular values, or eigenvalues of the Gram matrices, descending; None where it fails."""
-    try:
-        if driver == "svd":
-            found = torch.linalg.svdvals(batch)
-        else:
-            tall = batch if batch.shape[1] >= batch.shape[2] else batch.mT
-            found = torch.linalg.eigvalsh(tall.mT @ tall).flip(-1)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-        return None
-    host: NDArray[np.float64] = found.cpu().numpy()
-    return host if np.isfinite(host).all() else None
 
 
 def _groups(count: int, workers: int) -> list[Sequence[int]]:

@@ -25,8 +25,8 @@ _EPS = float(np.finfo(np.float64).eps)
 # matrices are far better, because the large column of a sink grades the matrix: the second is the
 # error assumed there when no negative eigenvalue tells it. tests/test_linalg.py holds the outcome,
 # values and ratios, against LAPACK.
-_GRAM_ERROR = 32.0
-_QUIET = 2.0**-12
+GRAM_ERROR = 32.0
+QUIET = 2.0**-12
 
 # Σ|entry| from which on, and below whose inverse, squares are safe
 _SMALLEST = 2.0**-100
@@ -220,10 +220,10 @@ def is_resolved(eigenvalues: NDArray[np.float64], input_eps: float) -> bool:
     if not largest > 0:
         return False
     values = np.sqrt(np.clip(eigenvalues, 0.0, None))
-    noise = max(-4 * eigenvalues[-1], _QUIET * _EPS * largest)
+    noise = max(-4 * eigenvalues[-1], QUIET * _EPS * largest)
     if (noise / (values + np.sqrt(noise))).sum() > RATIO_TOLERANCE * values.sum():
         return False
-    worst = _GRAM_ERROR * _EPS * largest
+    worst = GRAM_ERROR * _EPS * largest
     allowed = np.maximum(1e-6 * values, 4 * input_eps * values[0])
     return bool((worst / (values + np.sqrt(worst)) <= allowed).all())
 

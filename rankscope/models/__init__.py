@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Literal
 
 from rankscope.exceptions import FileDamaged, ModelError, UsageError
 from rankscope.models.architecture import (
+    SHAPES,
     build_config,
     shape,
     usable_length,
 )
 from rankscope.models.checkpoints import (
     BUILTIN,
+    MINILM,
     RANDOM,
     Checkpoint,
     KnownModel,
@@ -172,7 +174,16 @@ def load(
         )
     model = model.to(device).eval()
     info = replace(info, dtype=parameter_dtype(model))
-    return LoadedModel(model, prepared.tokenizer, info, wanted)
+    arguments = dict(
+        spec=_from_root(spec),
+        dtype=dtype,
+        device=device,
+        seed=seed,
+        allow_missing=allow_missing,
+        tokenizer=None if tokenizer is None else _from_root(tokenizer),
+        head=head,
+    )
+    return LoadedModel(model, prepared.tokenizer, info, wanted, arguments)
 
 
 def check(
@@ -303,6 +314,15 @@ def _files(
     if named is not None:
         refuse_tokenizer_files(named[0])
     return checkpoint, weights, named
+
+
+def _from_root(spec: str) -> str:
+    """The same model or tokenizer for a process that stands in another folder."""
+    drawn = RANDOM if spec.startswith(RANDOM) else ""
+    name = spec.removeprefix(drawn)
+    folder = Path(name).expanduser()
+    known = name in (BUILTIN, MINILM, HASH, *SHAPES)
+    return spec if known or not folder.is_dir() else f"{drawn}{folder.absolute()}"
 
 
 def _here(checkpoint: Checkpoint) -> bool:

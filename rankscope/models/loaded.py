@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -97,9 +98,13 @@ class LoadedModel:
         What was loaded.
     head : {"masked-lm", "causal-lm"} or None
         Language-model head that predicts a hidden token or the next one; None without.
+    arguments : mapping or None
+        What :func:`rankscope.models.load` was given, folders named from the root, so that worker
+        processes can load the same; None for a model that was put together otherwise.
     """
 
     model: PreTrainedModel
     tokenizer: Tokenizer
     info: ModelInfo
     head: Head | None = None
+    arguments: Mapping[str, Any] | None = None

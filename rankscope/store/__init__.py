@@ -1,24 +1,24 @@
-"""The store that a run writes window by window, and goes on from when it was stopped.
+"""The store that a run writes as its windows come, and goes on from when it was stopped.
 
-While a run computes, a Zarr folder beside its target takes each window as it comes;
+While a run computes, a Zarr folder beside its target takes the windows, one or a block at a time;
 a run that was stopped goes on from there, and `RunStore.finish` turns the folder into the target.
+`locked` keeps a second process away meanwhile.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from rankscope.atomic import describe_size, install, reading, remove, write_whole, writing
+from rankscope.atomic import describe_size, reading, remove, write_whole, writing
 from rankscope.exceptions import StoreError
-from rankscope.status import Status
+from rankscope.status import State
 from rankscope.store.containers import (
     create_zarr,
     missing_chunks,
@@ -26,19 +26,27 @@ from rankscope.store.containers import (
     read_container,
     to_a_pause,
 )
-from rankscope.store.files import check_target, export, file_format
+from rankscope.store.faults import Progress, damaged_windows, read_states
+from rankscope.store.fields import filler, padded, stacked, whole_blocks
+from rankscope.store.files import file_format
+from rankscope.store.finishing import MEND, copy, move
 from rankscope.store.layout import Layout, describe
+from rankscope.store.locking import locked
 from rankscope.store.schema import RunSchema, canonical_json, differences, settings_hash
 
-__all__ = ["RunSchema", "RunStore", "canonical_json", "settings_hash", "working_path"]
+__all__ = ["RunSchema", "RunStore", "canonical_json", "locked", "settings_hash", "working_path"]
+
+# windows a chunk of the states: one small file says of many windows what became of them
+_STATES = 4096
 
 
 class RunStore:
     """The windows of a run that are done, in a Zarr folder.
 
-    Every window is one chunk of each variable, written whole; its status comes last, so that a
-    window counts as done only when all of it is there. Memory does not grow with the number of
-    windows. Make one with `create` or `open`.
+    A chunk of each variable holds `block` windows, and is written whole; the windows' states come
+    last, so that a window counts as done only when all of it is there. Memory does not grow with
+    the number of windows. Make one with `create` or `open`; only one process may write at a time,
+    see `locked`.
 
     Attributes
     ----------
@@ -46,12 +54,15 @@ class RunStore:
         The folder.
     layout : Layout
         Description of the dataset.
+    block : int
+        Windows a chunk.
     """
 
     def __init__(self, path: Path, layout: Layout) -> None:
         self.path = path
         self.layout = layout
         self._arrays = open_zarr_arrays(path)
+        self.block: int = self._arrays["status"].chunks[2]
 
     @property
     def n_samples(self) -> int:
@@ -88,16 +99,13 @@ class RunStore:
 
         def chunks(name: str) -> tuple[int, ...]:
             one = layout.variables[name]
+            # a block's states share a file, so that they appear in one step
+            step = _STATES // schema.block * schema.block if name == "state" else schema.block
             sizes = zip(one.dims, layout.shape(name), strict=True)
-            return tuple(1 if dim == "sample" and not one.coord else size for dim, size in sizes)
-
-        def fill(name: str) -> Any:
-            if name == "status":
-                return int(Status.absent)
-            return np.nan if layout.variables[name].dtype == "float64" else None
+            return tuple(step if dim == "sample" and not one.coord else size for dim, size in sizes)
 
         def write(folder: Path) -> None:
-            arrays = create_zarr(layout, folder, chunks, fill)
+            arrays = create_zarr(layout, folder, chunks, lambda name: filler(layout, name))
             for name, (_, values) in schema.coords().items():
                 arrays[name][:] = values.astype(object) if values.dtype.kind == "U" else values
 
@@ -141,6 +149,12 @@ class RunStore:
         stored = layout.attrs.get("settings_hash")
         if "status" not in layout.variables or stored is None:
             raise StoreError(f"{path} is no run store", "choose another output")
+        if "state" not in layout.variables:
+            raise StoreError(
+                f"{path} is an unfinished run of an earlier version of rankscope, which kept no "
+                "state of the windows",
+                "finish it with that version, or delete the folder and start again",
+            )
         if stored != settings_hash:
             known = json.loads(layout.attrs.get("recipe_json", "null"))
             changed = differences(known, recipe) if known and recipe else []
@@ -164,51 +178,118 @@ class RunStore:
         fields : mapping of str to array
             All variables of the run, each without its dimensions model, corpus and sample: in a run
             of spectra curves (layer, head, index), numbers (layer, head), ``n_tokens`` a number.
+            The window's ``state`` follows from its ``status``.
 
         Raises
         ------
         StoreError
-            If a field is missing, unknown, of another shape, or loses something in its type; if the
-            disk is full.
+            As `write_block`.
         """
-        if not 0 <= sample < self.n_samples:
-            raise StoreError(f"the run has no sample {sample}", f"0 to {self.n_samples - 1}")
-        own = [name for name, one in self.layout.variables.items() if not one.coord]
-        if {*fields} != {*own}:
-            missing, unknown = sorted({*own} - {*fields}), sorted({*fields} - {*own})
-            raise StoreError(
-                f"sample {sample} lacks the fields {missing} and has {unknown} too many",
-                "write exactly the variables of the run",
-            )
-        ready = {name: self._checked(name, fields[name]) for name in own}
-        if (ready["status"] == Status.absent).any():
-            raise StoreError(f"sample {sample} has matrices with the status absent", "compute them")
-        region = (slice(None), slice(None), slice(sample, sample + 1))
-        status = self._arrays["status"]
-        with writing(self.path):
-            # a window that is being replaced is not done until it is whole again
-            if (np.asarray(status[region]) != Status.absent).any():
-                status[region] = int(Status.absent)
-            for name, values in ready.items():
-                if name != "status":
-                    self._arrays[name][region] = values
-            status[region] = ready["status"]
+        self.write_block(sample, [fields])
+
+    def write_block(self, start: int, fields: Sequence[Mapping[str, Any]]) -> None:
+        """Write consecutive windows in one go; writing them again replaces them.
+
+        It is fastest for the windows of a whole chunk, from a multiple of `block` on.
+
+        Parameters
+        ----------
+        start : int
+            Number of the first window.
+        fields : sequence of mappings of str to array
+            As in `write`, one mapping a window.
+
+        Raises
+        ------
+        StoreError
+            If a field is missing, unknown, of another shape, or loses something in its type, and
+            then nothing is written; if the disk is full, and then these windows are not done.
+        """
+        ready = stacked(self.layout, start, fields)
+        stop = start + len(fields)
+        first, states = self._states(start, stop)
+        here = slice(start - first, stop - first)
+        lower, upper = whole_blocks(start, stop, self.block, states, first)
+        try:
+            with writing(self.path):
+                # a window that is being replaced is not done until it is whole again
+                if (states[here] != State.absent).any():
+                    states[here] = State.absent
+                    self._put_states(first, states)
+                for name in self._own:
+                    whole = padded(self.layout, name, ready[name], start - lower, upper - stop)
+                    self._arrays[name][:, :, lower:upper] = whole
+                states[here] = ready["state"][0, 0]
+                self._put_states(first, states)
+        # a chunk that other windows share was read before it was written
+        except (RuntimeError, ValueError) as error:
+            raise StoreError(f"the run store {self.path} is damaged: {error}", MEND) from error
 
     def done(self) -> np.ndarray:
-        """Which windows are complete.
+        """Which windows are complete, whatever their result.
 
         Returns
         -------
         (n_samples,) bool
-            True where every matrix of the window has its status.
+            True where the state is not ``absent``; nothing else is read.
+
+        Raises
+        ------
+        StoreError
+            If a file of the states is damaged.
         """
-        with reading(self.path):
-            status = np.asarray(self._arrays["status"][...])
-        done = status != Status.absent
-        return np.asarray(done.all(axis=tuple(i for i in range(done.ndim) if i != 2)))
+        return np.asarray(self._states(0, self.n_samples)[1] != State.absent)
+
+    def verify(self, progress: Progress | None = None) -> list[int]:
+        """Read every chunk of the windows that are done, and name those that are not whole.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with windows checked and windows to check.
+
+        Returns
+        -------
+        list of int
+            Windows with a chunk that is missing, cut, or does not fit its checksum, ascending.
+            Windows that share a chunk are damaged together.
+
+        Raises
+        ------
+        StoreError
+            If the states are damaged, or the system does not let a chunk be read.
+        """
+        done = self.done()
+        own = {name: self._arrays[name] for name in self._own}
+        try:
+            return damaged_windows(self.path, own, self.block, done, progress)
+        except OSError as error:
+            raise StoreError(
+                f"cannot read {self.path}: {error.strerror or error}",
+                "make its files readable and start the same command again",
+            ) from error
+
+    def forget(self, samples: Iterable[int]) -> None:
+        """Mark windows as not computed, so that they are computed anew.
+
+        Parameters
+        ----------
+        samples : iterable of int
+            Numbers of windows, such as `verify` gives them.
+        """
+        wanted = np.unique(np.fromiter(samples, np.int64))
+        if wanted.size and not 0 <= wanted[0] <= wanted[-1] < self.n_samples:
+            raise StoreError(f"the run has no sample {wanted[-1]}", f"0 to {self.n_samples - 1}")
+        while wanted.size:
+            first, states = self._states(int(wanted[0]), int(wanted[0]) + 1)
+            inside = wanted < first + len(states)
+            states[wanted[inside] - first] = State.absent
+            with writing(self.path):
+                self._put_states(first, states)
+            wanted = wanted[~inside]
 
     def dataset(self) -> xr.Dataset:
-        """The run as it stands, lazy; windows that are not done have the status absent."""
+        """The run as it stands, lazy; windows that are not done have the state absent."""
         with reading(self.path):
             return read_container(self.path, "zarr")
 
@@ -218,18 +299,25 @@ class RunStore:
         format: str | None = None,
         *,
         overwrite: bool = False,
+        samples: int | None = None,
+        attrs: Mapping[str, Any] | None = None,
     ) -> Path:
         """Make the final file of a complete run, and remove the store.
 
         Parameters
         ----------
         target : path
-            ``.nc``, ``.zarr``, ``.csv`` or ``.parquet``. Zarr takes over the folder itself, the
-            others are copied window by window.
+            ``.nc``, ``.zarr``, ``.csv`` or ``.parquet``. Zarr takes over the folder itself when all
+            windows are wanted; everything else is copied piece by piece.
         format : str, optional
             Overrides the suffix.
         overwrite : bool
             Whether an existing target may be replaced.
+        samples : int, optional
+            Take only the first that many windows, of a run that stopped at its precision; only
+            these need be done. All by default.
+        attrs : mapping, optional
+            Attributes of the target beyond those of the run.
 
         Returns
         -------
@@ -240,79 +328,56 @@ class RunStore:
         ------
         StoreError
             If windows are missing, the store is damaged, or the target cannot be written; the
-            store stays in all these cases.
+            store stays in all these cases, and the same call can finish it later.
         """
         target = Path(target)
-        left = int((~self.done()).sum())
+        count = self.n_samples if samples is None else samples
+        if not 1 <= count <= self.n_samples:
+            raise StoreError(f"the run has no first {count} samples", f"1 to {self.n_samples}")
+        left = int((~self.done()[:count]).sum())
         if left:
-            raise StoreError(
-                f"{left} of {self.n_samples} samples are not computed yet", "resume the run"
-            )
+            raise StoreError(f"{left} of {count} samples are not computed yet", "resume the run")
         with reading(self.path):
-            lacking = missing_chunks(self.path)
+            lacking = missing_chunks(self.path, count)
         if lacking:
             raise StoreError(
-                f"the run store {self.path} has lost parts of {', '.join(lacking)}",
-                "delete the folder and start again",
+                f"the run store {self.path} has lost parts of {', '.join(lacking)}", MEND
             )
-        if file_format(target, format) != "zarr" or not self._move(target, overwrite):
-            with self.dataset() as dataset:
-                self._copy(dataset, target, format, overwrite)
+        more = dict(attrs or {})
+        by_move = count == self.n_samples and file_format(target, format) == "zarr"
+        if by_move and move(self.path, self.layout, target, overwrite=overwrite, attrs=more):
+            return target
+        with self.dataset() as dataset:
+            part = dataset.isel(sample=slice(0, count)).assign_attrs(more)
+            copy(self.path, part, target, format=format, overwrite=overwrite)
+        try:
             self.remove()
+        except OSError as error:
+            raise StoreError(
+                f"{target} is complete, but {self.path} cannot be removed: {error.strerror}",
+                "delete that folder",
+            ) from error
         return target
 
     def remove(self) -> None:
         """Delete the folder."""
         remove(self.path)
 
-    def _copy(self, dataset: xr.Dataset, target: Path, format: str | None, overwrite: bool) -> None:
-        try:
-            export(dataset, target, format=format, overwrite=overwrite)
-        except StoreError:
-            raise
-        # what the target cannot take is a StoreError already; what is left comes from a chunk
-        except (RuntimeError, ValueError) as error:
-            raise StoreError(
-                f"the run store {self.path} is damaged: {error}",
-                "delete the folder and start again",
-            ) from error
+    @property
+    def _own(self) -> list[str]:
+        """Variables that a run gives for each window."""
+        variables = self.layout.variables.items()
+        return [name for name, one in variables if not one.coord and name != "state"]
 
-    def _move(self, target: Path, overwrite: bool) -> bool:
-        check_target(target, attrs=self.layout.attrs, overwrite=overwrite, format="zarr")
-        # what a killed run left of a chunk that it was writing
-        for leftover in self.path.rglob("*.partial"):
-            leftover.unlink()
-        place = Path(os.path.realpath(target))
-        with writing(target):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                install(self.path, place)
-            except OSError as error:
-                if error.errno == errno.EXDEV:
-                    return False
-                raise
-        return True
+    def _states(self, start: int, stop: int) -> tuple[int, np.ndarray]:
+        """States of all windows in the files of these, and the first window."""
+        array = self._arrays["state"]
+        step = array.chunks[2]
+        first, last = start // step * step, min(-(-stop // step) * step, self.n_samples)
+        return first, read_states(self.path, array, first, last)
 
-    def _checked(self, name: str, values: Any) -> np.ndarray:
-        one, shape = self.layout.variables[name], self.layout.shape(name)
-        array = np.asarray(values)
-        if array.shape != shape[3:]:
-            raise StoreError(
-                f"{name} has the shape {array.shape}, not {shape[3:]}",
-                f"give it the dimensions {one.dims[3:]}",
-            )
-        if array.dtype == np.dtype(one.dtype):
-            return array.reshape((1, 1, 1, *shape[3:]))
-        is_float = array.dtype.kind == "f"
-        with np.errstate(all="ignore"):
-            cast = array.astype(one.dtype) if array.dtype.kind in "biuf" else None
-            back = None if cast is None else cast.astype(array.dtype)
-        if cast is None or back is None or not np.array_equal(back, array, equal_nan=is_float):
-            raise StoreError(
-                f"{name} is {array.dtype} and loses something as {one.dtype}",
-                f"give it as {one.dtype}",
-            )
-        return cast.reshape((1, 1, 1, *shape[3:]))
+    def _put_states(self, first: int, states: np.ndarray) -> None:
+        self._arrays["state"][0, 0, first : first + len(states)] = states
 
 
 def working_path(target: str | os.PathLike[str]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from rankscope.store.layout import Layout, as_text, piece_step, pieces
 
 if TYPE_CHECKING:
     import zarr
+    from _typeshed import ReadableBuffer as Buffer
 
 # raised when a file has a meaning that only a newer rankscope knows
 SCHEMA = 1
@@ -36,10 +38,17 @@ def write_netcdf(dataset: xr.Dataset, layout: Layout, path: Path) -> None:
     path : Path
         New file.
     """
+    # in a thread of its own, where no interrupt falls into the middle of HDF5
+    to_a_pause(lambda stopped: _write_netcdf(dataset, layout, path, stopped))
+
+
+def _write_netcdf(
+    dataset: xr.Dataset, layout: Layout, path: Path, stopped: Callable[[], bool]
+) -> None:
     import h5netcdf
     import h5py
 
-    with h5netcdf.File(path, "w") as file:
+    with HeldBack(path, "w+") as held, h5netcdf.File(held, "w") as file:
         file.dimensions = dict(layout.dims)
         for name, one in layout.variables.items():
             shape = layout.shape(name)
@@ -57,10 +66,52 @@ def write_netcdf(dataset: xr.Dataset, layout: Layout, path: Path) -> None:
             for key, value in _variable_attrs(layout, name).items():
                 variable.attrs[key] = value
             for region in pieces(layout, name):
+                held.check()
+                if stopped():
+                    return
                 values = _values(dataset, layout, name, region)
                 variable[region] = values.astype("int8") if one.dtype == "bool" else values
         for key, value in _dataset_attrs(layout).items():
             file.attrs[key] = value
+
+
+class HeldBack(io.FileIO):
+    """A file that tells of a full disk when it is asked, or when it is closed, and not before.
+
+    HDF5 does not survive a write that fails while it closes a file: it crashes the process then or
+    later. So it is told that all went well, and `check` raises between two pieces.
+    """
+
+    failure: BaseException | None = None
+
+    def write(self, data: Buffer, /) -> int:
+        """Write all of it, or keep the reason."""
+        left = memoryview(data).cast("B")
+        whole = len(left)
+        try:
+            while left and self.failure is None:
+                left = left[super().write(left) :]
+        except BaseException as error:
+            self.failure = error
+        return whole
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Change the size, or keep the reason."""
+        try:
+            return super().truncate(size)
+        except BaseException as error:
+            self.failure = self.failure or error
+            return size or 0
+
+    def check(self) -> None:
+        """Raise what went wrong so far."""
+        if self.failure is not None:
+            raise self.failure
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        # HDF5 may stumble over what it misses; the cause is what the system said first
+        self.check()
 
 
 def write_zarr(dataset: xr.Dataset, layout: Layout, path: Path) -> None:
@@ -156,6 +207,8 @@ def create_zarr(
                 dtype=one.cast([]).dtype if not one.is_text else np.dtypes.StringDType(),
                 chunks=chunks(name),
                 compressors=[ZstdCodec(level=1, checksum=True)],
+                # one folder a variable: a chunk in folders of its own takes twice as long
+                chunk_key_encoding={"name": "default", "separator": "."},
                 dimension_names=one.dims,
                 attributes=_listed(_variable_attrs(layout, name)),
                 **options,
@@ -256,13 +309,47 @@ def _restore(raw: xr.Dataset, layout: Layout) -> xr.Dataset:
     return dataset
 
 
-def missing_chunks(path: Path) -> dict[str, int]:
-    """Number of chunks that a Zarr folder lacks, by variable; a whole folder gives none."""
+def missing_chunks(path: Path, samples: int | None = None) -> dict[str, int]:
+    """Number of chunks that a Zarr folder lacks, by variable; a whole folder gives none.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    samples : int, optional
+        Look only at the chunks of the first that many samples.
+
+    Returns
+    -------
+    dict of str to int
+        Only variables that lack some.
+    """
     import zarr
 
-    group = zarr.open_group(str(path), mode="r", zarr_format=3)
-    missing = {name: array.nchunks - array.nchunks_initialized for name, array in group.arrays()}
-    return {name: count for name, count in missing.items() if count}
+    missing: dict[str, int] = {}
+    for name, array in zarr.open_group(str(path), mode="r", zarr_format=3).arrays():
+        grid = [*array.cdata_shape]
+        dims = array.metadata.dimension_names or ()  # type: ignore[union-attr]
+        if samples is not None and "sample" in dims:
+            axis = dims.index("sample")
+            grid[axis] = min(grid[axis], -(-samples // array.chunks[axis]))
+        count = sum(not chunk_file(path, array, place).is_file() for place in np.ndindex(*grid))
+        if count:
+            missing[name] = count
+    return missing
+
+
+def chunk_file(path: Path, array: zarr.Array[Any], place: tuple[int, ...]) -> Path:
+    """File of one chunk of an array in a Zarr folder; whether it is there is another matter."""
+    return path / array.basename / array.metadata.encode_chunk_key(place)
+
+
+def replace_attrs(path: Path, layout: Layout) -> None:
+    """Write the attributes of a Zarr folder's dataset anew, in one step."""
+    import zarr
+
+    group = zarr.open_group(str(path), mode="r+", zarr_format=3)
+    group.attrs.put(_listed(_dataset_attrs(layout)))
 
 
 def _values(

@@ -15,15 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.status import Status
+from rankscope.status import State, Status
 from rankscope.store.layout import Layout, VariableLayout
 
 WINDOW = ("model", "corpus", "sample")
 MATRIX = (*WINDOW, "layer", "head")
 CURVE = (*MATRIX, "index")
 
+LARGEST_BLOCK = 256
+"""windows a chunk"""
+
 Variables = Mapping[str, tuple[tuple[str, ...], str, str]]
 """name: dimensions, type, what it is"""
+
+STATE: Variables = {"state": (WINDOW, "int8", "what became of the window")}
+"""What every run has."""
 
 SPECTRA: Variables = {
     "singular_value": (CURVE, "float64", "singular value of the attention matrix"),
@@ -60,12 +66,16 @@ class RunSchema:
         Dimensions beyond model, corpus and sample, in order, each with its coordinate; none empty.
     variables : mapping
         What every window gives: dimensions, type and description. All start with the dimensions
-        model, corpus and sample; ``status``, an int8, is among them.
+        model, corpus and sample; ``status``, an int8, is among them. The store adds ``state``, what
+        became of each window, by itself.
     labels : mapping of str to (dimension, values)
         Further coordinates on those dimensions.
     attrs : mapping
         Attributes of the dataset; ``settings_hash`` is required, and ``recipe_json`` lets a
         refused resume say which settings differ.
+    block : int
+        Windows that one chunk of the store holds, 1 to 256: windows of a few tokens are written
+        many at a time, so that they do not become as many files.
     """
 
     model: str
@@ -78,6 +88,7 @@ class RunSchema:
     variables: Variables
     labels: Mapping[str, tuple[str, np.ndarray]] = field(default_factory=dict)
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    block: int = 1
 
     def __post_init__(self) -> None:
         if min([self.n_samples, *map(len, self.axes.values())]) < 1:
@@ -93,6 +104,10 @@ class RunSchema:
                 raise ValueError(f"{name} has dimensions {dims} that the run does not have")
         if "settings_hash" not in self.attrs or "status" not in self.variables:
             raise ValueError("a run needs settings_hash among its attrs, and a status")
+        if "state" in self.variables:
+            raise ValueError("a run needs no variable state of its own: the store adds it")
+        if self.block not in range(1, LARGEST_BLOCK + 1):
+            raise ValueError(f"a block has at least 1 and at most {LARGEST_BLOCK} windows")
 
     @property
     def n_samples(self) -> int:
@@ -127,7 +142,7 @@ class RunSchema:
         }
         variables = {
             name: VariableLayout(dims, dtype, attrs={"long_name": what, **_flags(name)})
-            for name, (dims, dtype, what) in self.variables.items()
+            for name, (dims, dtype, what) in {**self.variables, **STATE}.items()
         }
         return Layout(sizes, coords | variables, dict(self.attrs))
 
@@ -210,9 +225,14 @@ def _dtype_name(values: np.ndarray) -> str:
 
 def _flags(name: str) -> dict[str, Any]:
     """The CF conventions' way to name codes."""
-    if name != "status":
+    codes: type[Status] | type[State]
+    if name == "status":
+        codes = Status
+    elif name == "state":
+        codes = State
+    else:
         return {}
     return {
-        "flag_values": np.array([int(one) for one in Status], dtype=np.int8),
-        "flag_meanings": " ".join(one.name for one in Status),
+        "flag_values": np.array([int(one) for one in codes], dtype=np.int8),
+        "flag_meanings": " ".join(one.name for one in codes),
     }

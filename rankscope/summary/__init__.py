@@ -21,12 +21,12 @@ from rankscope.summary.accumulate import (
     CODES,
     FRACTIONS,
     GOOD,
-    LEVEL,
     SCALARS,
     Accumulator,
-    mean_of_present,
+    Cell,
 )
-from rankscope.summary.sizes import Sizes
+from rankscope.summary.sizes import Sizes, batch_windows
+from rankscope.summary.units import LEVEL, mean_of_present
 
 BLOCK_BYTES = 64 * 2**20
 """How much of a dataset is read at a time."""
@@ -35,16 +35,17 @@ _NEEDED = ("cumulative_ratio", "energy_ratio", "status", "n_tokens", "text_id")
 _DIMS = ("model", "corpus", "layer", "head", "index")
 _STATUS_NAMES = np.array(list(CODES), dtype=np.str_)
 
-Cell = dict[str, tuple[tuple[str, ...], Any]]
-
 
 def summarise(dataset: xr.Dataset, *, index: int | None = None) -> xr.Dataset:
     """Means over windows of every head, and the mean curves with their intervals.
 
     The mean of a head is taken over the windows of each text first, then over texts; the curve of
     a model is the mean of its heads, each with equal weight. Its 95 % interval is mean ± t·s/√u
-    over the u per-text means (Student's t, u − 1 degrees of freedom); where there is a single
-    text, as for packed windows of one file, its windows are the units. With one unit it is NaN.
+    over the u per-text means (Student's t, u − 1 degrees of freedom). Where there is a single text,
+    as for packed windows of one file, its windows are the units; from 64 windows on these are put
+    in 32 to 63 batches of consecutive windows, whose means are the units, since neighbours in a
+    text are not independent (:class:`rankscope.summary.units.Batches`). Below 64 windows nothing
+    corrects for that. With one unit the interval is NaN.
 
     Parameters
     ----------
@@ -62,19 +63,26 @@ def summarise(dataset: xr.Dataset, *, index: int | None = None) -> xr.Dataset:
         - `mean_ratio`, `mean_energy_ratio` (model, corpus, layer, head, index); 1 for index ≥ n
           of each window; NaN for a head without a usable matrix
         - `count` (model, corpus, layer, head, index), int64: usable matrices with n ≥ index
+        - `ratio_variance`, `energy_ratio_variance` (model, corpus, layer, head, index): sample
+          variance (divisor u − 1) over the u texts in which the head is usable, of their means;
+          over windows (not batches) where there is a single text; NaN with one
         - `mean_ratio_curve`, `interval_low`, `interval_high`, and `mean_energy_ratio_curve`,
           `energy_interval_low`, `energy_interval_high` (model, corpus, index)
         - the same over k/n: `relative_ratio_curve`, `relative_interval_low`, … and
           `relative_energy_ratio_curve`, `relative_energy_interval_low`, … (model, corpus, fraction)
         - `ratio_at`, `energy_ratio_at` (model, corpus, layer, head) at `attrs["ratio_index"]`;
-          `layer_mean`, `energy_layer_mean` (model, corpus, layer) their means over heads
+          `layer_mean`, `energy_layer_mean` (model, corpus, layer) their means over heads, and
+          `layer_mean_low`, `layer_mean_high`, `energy_layer_mean_low`, `energy_layer_mean_high`
+          the ends of their intervals, each over the `layer_units` (model, corpus, layer), int64,
+          in which the layer is usable
         - `k90` (model, corpus, layer, head): mean number of values that hold 90 %, and
           `mean_effective_rank` … likewise
         - `rank_90_count` (model, corpus, index), int64: matrices whose 90 % need that many values
         - `n_matrices` (model, corpus, layer, head), int64: matrices of any status but absent;
           `status_count` (model, corpus, status), int64
-        - `n_windows`, `n_texts`, `n_units`, `n_tokens_min`, `n_tokens_max` (model, corpus), int64,
-          and `interval_unit` (model, corpus), "text" or "window"
+        - `n_windows`, `n_texts`, `n_tokens_min`, `n_tokens_max` (model, corpus), int64; `n_units`,
+          the texts or full batches of the intervals, and `batch_windows`, the windows in a batch,
+          1 for texts; `interval_unit` (model, corpus), "text" or "window"
 
         The attributes of the run are kept; `ratio_index`, `interval_level` and `interval_unit`
         are added.
@@ -171,11 +179,11 @@ def assemble(
     for prefix in ("", "energy_"):
         at = summary[f"mean_{prefix}ratio"].sel(index=index, drop=True)
         summary[f"{prefix}ratio_at"] = at
-        summary[f"{prefix}layer_mean"] = (
-            ("model", "corpus", "layer"),
-            mean_of_present(at.transpose(..., "layer", "head").to_numpy(), (-1,)),
-        )
-    return summary
+        mean = mean_of_present(at.transpose(..., "layer", "head").to_numpy(), (-1,))
+        half = summary[f"{prefix}layer_half_width"].sel(index=index).to_numpy()
+        for end, values in {"": mean, "_low": mean - half, "_high": mean + half}.items():
+            summary[f"{prefix}layer_mean{end}"] = (("model", "corpus", "layer"), values)
+    return summary.drop_vars(["layer_half_width", "energy_layer_half_width"])
 
 
 def combine(datasets: Iterable[xr.Dataset]) -> list[xr.Dataset]:
@@ -223,7 +231,8 @@ class TableRow(Sizes):
     """One line of the terminal table: a model on a corpus.
 
     Ratios are cumulative ratios (σ) at `index`, in [0, 1]; `minimum` and `maximum` are those of
-    the heads' means. Ranks count singular values, over all usable matrices.
+    the heads' means. Ranks count singular values, over all usable matrices. `layer_intervals` are
+    in the order of `layer_means`; NaN for a summary that was written without them.
     """
 
     model: str
@@ -236,10 +245,12 @@ class TableRow(Sizes):
     mean: float
     interval: tuple[float, float]
     interval_unit: str
+    batch_windows: int
     minimum: float
     maximum: float
     energy_mean: float
     layer_means: tuple[tuple[int, float], ...]
+    layer_intervals: tuple[tuple[float, float], ...]
     k90_median: float
     k90_min: float
     k90_max: float
@@ -282,6 +293,7 @@ def _row(part: xr.Dataset) -> TableRow:
         mean=float(curve["mean_ratio_curve"]),
         interval=(float(curve["interval_low"]), float(curve["interval_high"])),
         interval_unit=str(part["interval_unit"].item()),
+        batch_windows=batch_windows(part),
         minimum=float(at.min()) if at.size else np.nan,
         maximum=float(at.max()) if at.size else np.nan,
         energy_mean=float(curve["mean_energy_ratio_curve"]),
@@ -291,6 +303,7 @@ def _row(part: xr.Dataset) -> TableRow:
                 part["layer"].to_numpy(), part["layer_mean"].to_numpy(), strict=True
             )
         ),
+        layer_intervals=_layer_intervals(part),
         k90_median=median,
         k90_min=low,
         k90_max=high,
@@ -300,6 +313,14 @@ def _row(part: xr.Dataset) -> TableRow:
             if code not in (*GOOD, ABSENT) and counts[name]
         },
     )
+
+
+def _layer_intervals(part: xr.Dataset) -> tuple[tuple[float, float], ...]:
+    ends = ("layer_mean_low", "layer_mean_high")
+    if ends[0] not in part:
+        return ((np.nan, np.nan),) * part.sizes["layer"]
+    low, high = (part[end].to_numpy().tolist() for end in ends)
+    return tuple(zip(low, high, strict=True))
 
 
 def _spread(values: npt.NDArray[Any], counts: npt.NDArray[Any]) -> tuple[float, float, float]:
@@ -367,13 +388,12 @@ def _accumulate(pair: xr.Dataset, fractions: npt.NDArray[np.float64]) -> Accumul
         # joining runs of different shape fills whole numbers up with NaN
         status = np.nan_to_num(arrays["status"].astype(np.float64), nan=ABSENT)
         tokens = np.nan_to_num(arrays["n_tokens"].astype(np.float64)).astype(np.int64)
-        for place in range(len(chosen)):
-            accumulator.add(
-                text_id=int(arrays["text_id"][place]),
-                n_tokens=int(tokens[place]),
-                status=status[place],
-                cumulative_ratio=arrays["cumulative_ratio"][place],
-                energy_ratio=arrays["energy_ratio"][place],
-                scalars={name: arrays[name][place] for name in SCALARS if name in arrays},
-            )
+        accumulator.add_many(
+            text_id=arrays["text_id"],
+            n_tokens=tokens,
+            status=status,
+            cumulative_ratio=arrays["cumulative_ratio"],
+            energy_ratio=arrays["energy_ratio"],
+            scalars={name: arrays[name] for name in SCALARS if name in arrays},
+        )
     return accumulator

@@ -1,25 +1,22 @@
 """Running means over windows: what a summary needs, without keeping a window.
 
-A run may hold ten thousand windows, so means and variances are updated window by window (Welford)
-and the memory does not grow with their number. Windows of one text are averaged first and the
-texts after that, so that a long text counts as much as a short one.
+A run may hold a hundred thousand windows, so means and variances are updated as windows come and
+the memory does not grow with their number. Windows of one text are averaged first and the texts
+after that, so that a long text counts as much as a short one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy.special import stdtrit
 
 from rankscope.exceptions import StoreError
 from rankscope.status import Status
-
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
+from rankscope.summary.units import Array, Batches, Floats, Moments, half_width, mean_of_present
+from rankscope.summary.windows import ClosedTexts, Windows, at_fractions
 
 CODES = {code.name.lower(): int(code) for code in sorted(Status)}
 """Status codes by name, ascending."""
@@ -43,109 +40,18 @@ SCALARS = (
 )
 """Per-matrix quantities that are averaged when they are given."""
 
-LEVEL = 0.95
-"""Coverage of the intervals."""
-
 FRACTIONS: Floats = np.linspace(0.0, 1.0, 129)
 """Default k/n grid of the relative curves; holds 1/4, 1/2 and 3/4 exactly."""
 
+Cell = dict[str, tuple[tuple[str, ...], Any]]
+"""Dimensions and values of every variable of one model on one corpus."""
 
-class Moments:
-    r"""Mean and variance of a stream of arrays, entry by entry, by Welford's update.
-
-    .. math:: m_c = m_{c-1} + (x - m_{c-1}) / c, \quad
-              M_c = M_{c-1} + (x - m_{c-1})(x - m_c)
-
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of the arrays.
-    keep_shape : tuple of int
-        Shape of the masks that say which entries are there; broadcasts to `shape`.
-
-    References
-    ----------
-    B. P. Welford, Technometrics 4 (1962) 419-420.
-
-    Examples
-    --------
-    >>> moments = Moments((), ())
-    >>> for value in (1.0, 2.0, 6.0):
-    ...     moments.add(value)
-    >>> float(moments.mean), float(moments.variance)
-    (3.0, 7.0)
-    """
-
-    def __init__(self, shape: tuple[int, ...], keep_shape: tuple[int, ...]) -> None:
-        self.count: Array = np.zeros(keep_shape, dtype=np.int64)
-        self._mean: Floats = np.zeros(shape)
-        self._squares: Floats = np.zeros(shape)
-
-    def add(self, values: Any, keep: Any = True) -> None:
-        """Take in one array; entries whose `keep` is False are left out, whatever they hold."""
-        keep = np.broadcast_to(np.asarray(keep, dtype=bool), self.count.shape)
-        values = np.where(keep, np.asarray(values, dtype=np.float64), self._mean)
-        self.count = self.count + keep
-        step = values - self._mean
-        self._mean += step / np.maximum(self.count, 1)
-        # an entry left out has step 0 and adds nothing
-        self._squares += step * (values - self._mean)
-
-    @property
-    def mean(self) -> Floats:
-        """Mean of what was kept; NaN where nothing was."""
-        return np.where(self.count > 0, self._mean, np.nan)
-
-    @property
-    def variance(self) -> Floats:
-        """Unbiased variance (divisor count − 1); NaN below two."""
-        return np.where(self.count > 1, self._squares / np.maximum(self.count - 1, 1), np.nan)
-
-
-def mean_of_present(values: Floats, axis: tuple[int, ...]) -> Floats:
-    """Mean over `axis` of the entries that are not NaN; NaN where all are.
-
-    Examples
-    --------
-    >>> mean_of_present(np.array([[1.0, np.nan], [np.nan, np.nan]]), (1,)).tolist()
-    [1.0, nan]
-    """
-    there = np.isfinite(values)
-    count = there.sum(axis=axis)
-    total = np.where(there, values, 0.0).sum(axis=axis)
-    return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))
-
-
-def at_fractions(ratio: Floats, n: int, fractions: Floats) -> Floats:
-    """A ratio over k/n instead of over k, by linear interpolation; 0 at k = 0.
-
-    Parameters
-    ----------
-    ratio : ndarray (..., m)
-        Ratio at k = 1 … m, m ≥ n.
-    n : int
-        Size of the matrix, at least 1.
-    fractions : ndarray (f,)
-        Where to read, in [0, 1].
-
-    Returns
-    -------
-    ndarray (..., f)
-
-    Examples
-    --------
-    >>> at_fractions(np.array([0.5, 1.0]), 2, np.array([0.0, 0.25, 0.5, 1.0])).tolist()
-    [0.0, 0.25, 0.5, 1.0]
-    """
-    position = fractions * n
-    below = np.minimum(position.astype(np.int64), n - 1)
-    weight = position - below
-    padded = np.concatenate([np.zeros((*ratio.shape[:-1], 1)), ratio], axis=-1)
-    return np.asarray((1.0 - weight) * padded[..., below] + weight * padded[..., below + 1])
+PIECE_BYTES = 8 * 2**20
+"""How much is made of the windows at a time: many short ones, one after another of the long."""
 
 
 class Accumulator:
-    """Means over the windows of one model on one corpus, fed window by window.
+    """Means over the windows of one model on one corpus, fed as they come.
 
     Parameters
     ----------
@@ -170,11 +76,21 @@ class Accumulator:
         self._shape = (layers, heads)
         self._width = 2 * (length + self.fractions.size)
         self._text_id: int | None = None
-        self._closed: set[int] = set()
+        self._closed = ClosedTexts()
+        self._texts = 0
         self._in_text = self._moments()
         self._over_texts = self._moments()
-        self._text_units = Moments((self._width,), (1,))
-        self._window_units = Moments((self._width,), (1,))
+        # what the usable windows of the only usable text have come to, as long as it is the only
+        self._only_text: Moments | None = None
+        self._usable_texts = 0
+        self._text_units = (
+            Moments((self._width,), (1,)),
+            Moments((layers, 2 * length), (layers, 1)),
+        )
+        self._window_units = (
+            Batches((self._width,), (1,)),
+            Batches((layers, 2 * length), (layers, 1)),
+        )
         self._index = np.arange(1, length + 1)
         self._having = np.zeros((layers, heads, length), dtype=np.int64)
         self._matrices = np.zeros((layers, heads), dtype=np.int64)
@@ -218,84 +134,227 @@ class Accumulator:
         StoreError
             A good matrix without a finite ratio, or a text that comes back.
         """
-        status = np.asarray(status, dtype=np.int64)
-        if (status == ABSENT).all():
-            return
+        self.add_many(
+            text_id=np.array([text_id]),
+            n_tokens=np.array([n_tokens]),
+            status=np.asarray(status)[None],
+            cumulative_ratio=np.asarray(cumulative_ratio)[None],
+            energy_ratio=np.asarray(energy_ratio)[None],
+            scalars={name: np.asarray(array)[None] for name, array in (scalars or {}).items()},
+        )
+
+    def add_many(
+        self,
+        *,
+        text_id: Array,
+        n_tokens: Array,
+        status: Array,
+        cumulative_ratio: Array,
+        energy_ratio: Array,
+        scalars: Mapping[str, Array] | None = None,
+    ) -> None:
+        """Take in several windows at once, in order.
+
+        The result is that of :meth:`add` window by window, but for rounding (a relative 1e-12).
+
+        Parameters
+        ----------
+        text_id, n_tokens : ndarray (window,) of int
+        status : ndarray (window, layer, head) of int
+        cumulative_ratio, energy_ratio : ndarray (window, layer, head, index)
+        scalars : mapping of str to ndarray (window, layer, head), optional
+
+        Raises
+        ------
+        StoreError
+            As :meth:`add`.
+        """
+        width = 8 * self._width * self._shape[0] * self._shape[1]
+        step = max(1, PIECE_BYTES // max(1, width))
+        for start in range(0, len(text_id), step):
+            part = slice(start, start + step)
+            codes = np.asarray(status[part], dtype=np.int64)
+            # windows without any matrix are as if they were not given
+            given = np.flatnonzero((codes != ABSENT).any(axis=(1, 2)))
+            chosen: Any = slice(None) if len(given) == len(codes) else given
+            self._take(
+                np.asarray(text_id)[part][chosen].astype(np.int64),
+                np.asarray(n_tokens, dtype=np.int64)[part][chosen],
+                codes[chosen],
+                np.stack([cumulative_ratio[part], energy_ratio[part]], axis=-2)[chosen],
+                {name: array[part][chosen] for name, array in (scalars or {}).items()},
+            )
+
+    def _take(
+        self,
+        texts: Array,
+        sizes: Array,
+        status: Array,
+        ratios: Array,
+        scalars: Mapping[str, Array],
+    ) -> None:
         good = np.isin(status, GOOD)
-        ratios = np.stack([cumulative_ratio, energy_ratio]).astype(np.float64)
-        ratios[:, ~good] = np.nan
-        broken = good & ~np.isfinite(ratios).all(axis=(0, -1))
+        broken = good & ~np.isfinite(ratios).all(axis=(-2, -1))
         if broken.any():
-            layer, head = np.argwhere(broken)[0]
+            place, layer, head = np.argwhere(broken)[0]
             raise StoreError(
-                f"window {self.windows} of text {text_id}: the matrix at layer position {layer}, "
-                f"head position {head} is marked good but its ratios are not finite",
+                f"window {self.windows + place} of text {texts[place]}: the matrix at layer "
+                f"position {layer}, head position {head} is marked good but its ratios are not "
+                "finite",
                 "the data are damaged: compute the run again",
             )
-        self._open(text_id)
-        self.windows += 1
-        self._matrices += status != ABSENT
+        extra = np.full((*good.shape, len(SCALARS)), np.nan)
+        for column, name in enumerate(SCALARS):
+            if name in scalars:
+                extra[..., column] = scalars[name]
+        values = self._values(ratios, sizes, good)
+        known = good[..., None] & np.isfinite(extra)
+        window = Windows(values, good, extra, known)
+        # windows of one text are together
+        starts = np.flatnonzero(np.diff(texts, prepend=texts[:1] - 1))
+        ends = np.append(starts[1:], len(texts))
+        group = 0
+        # the first may go on with a text, the last may be gone on with
+        while group < len(starts) and (group in (0, len(starts) - 1) or not self._usable_texts):
+            self._open(int(texts[starts[group]]))
+            self._take_windows(window.part(starts[group], ends[group]))
+            group += 1
+        if group < len(starts):
+            self._close_text()
+            for text_id in texts[starts[group:-1]].tolist():
+                self._begin(text_id)
+            self._take_texts(
+                window.part(starts[group], starts[-1]), starts[group:-1] - starts[group]
+            )
+            self._begin(int(texts[starts[-1]]))
+            self._take_windows(window.part(starts[-1], ends[-1]))
+        self._count(sizes, status, good, extra[..., SCALARS.index("rank_90")])
+
+    def _values(self, ratios: Array, sizes: Array, good: Array) -> Floats:
+        """Ratios over k and over k/n side by side; 0 where there is none."""
+        windows, n, f = len(sizes), self.length, self.fractions.size
+        values = np.empty((windows, *self._shape, self._width))
+        over_k = values[..., : 2 * n].reshape(windows, *self._shape, 2, n)
+        over_k[...] = ratios
+        over_k[~good] = 0.0
+        over_fraction = values[..., 2 * n :].reshape(windows, *self._shape, 2, f)
+        for size in np.unique(sizes):
+            here = sizes == size
+            over_fraction[here] = at_fractions(over_k[here], max(int(size), 1), self.fractions)
+        return values
+
+    def _count(self, sizes: Array, status: Array, good: Array, rank_90: Floats) -> None:
+        self.windows += len(sizes)
+        self._matrices += (status != ABSENT).sum(axis=0)
         # the codes start below zero, a histogram at zero
         self._codes += np.bincount(status.ravel() - min(CODES.values()), minlength=len(CODES))
-        if n_tokens > 0:
-            self._shortest = min(self._shortest, n_tokens)
-            self._longest = max(self._longest, n_tokens)
-        if not good.any():
-            return
-        relative = at_fractions(ratios, n_tokens, self.fractions)
-        values = np.concatenate([*ratios, *relative], axis=-1)
-        extra = np.full((*self._shape, len(SCALARS)), np.nan)
-        for column, name in enumerate(SCALARS):
-            if scalars is not None and name in scalars:
-                extra[..., column] = scalars[name]
-        curves, numbers = self._in_text
-        curves.add(values, good[..., None])
-        numbers.add(extra, good[..., None] & np.isfinite(extra))
-        self._window_units.add(mean_of_present(np.where(good[..., None], values, np.nan), (0, 1)))
-        self._having += good[..., None] & (self._index <= n_tokens)
-        ranks = extra[..., SCALARS.index("rank_90")][good]
+        if (real := sizes[sizes > 0]).size:
+            self._shortest = min(self._shortest, int(real.min()))
+            self._longest = max(self._longest, int(real.max()))
+        reaching = (sizes[:, None] >= self._index).astype(np.float64)
+        self._having += np.tensordot(good.astype(np.float64), reaching, (0, 0)).astype(np.int64)
+        ranks = rank_90[good]
         ranks = ranks[np.isfinite(ranks)].astype(np.int64)
         self._rank_90 += np.bincount(ranks, minlength=self.length + 1)
 
     def _open(self, text_id: int) -> None:
         if text_id == self._text_id:
             return
+        if self._text_id is not None:
+            self._close_text()
+        self._begin(text_id)
+
+    def _begin(self, text_id: int) -> None:
+        if self._text_id is not None:
+            self._closed.add(self._text_id)
         if text_id in self._closed:
             raise StoreError(
                 f"the windows of text {text_id} are not together: another text came in between",
                 "order the windows by text",
             )
-        if self._text_id is not None:
-            self._close_text()
-            self._closed.add(self._text_id)
         self._text_id = text_id
+        self._texts += 1
+
+    def _take_windows(self, window: Windows) -> None:
+        """Windows of the text that is open."""
+        curves, numbers = self._in_text
+        curves.add_many(window.values, window.good[..., None])
+        numbers.add_many(window.scalars, window.known)
+        if self._usable_texts == 0:
+            self._add_units(self._window_units, window.values, window.good)
 
     def _close_text(self) -> None:
         for inner, outer in zip(self._in_text, self._over_texts, strict=True):
             outer.add(inner.mean, inner.count > 0)
-        means = self._in_text[0].mean
-        if np.isfinite(means).any():
-            self._text_units.add(mean_of_present(means, (0, 1)))
+        curves = self._in_text[0]
+        there = curves.count[..., 0] > 0
+        self._add_units(self._text_units, curves.mean[None], there[None])
+        self._know_usable(int(there.any()), curves)
         self._in_text = self._moments()
 
-    def result(self) -> dict[str, tuple[tuple[str, ...], Any]]:
+    def _take_texts(self, window: Windows, starts: Array) -> None:
+        """Windows of texts that are here as a whole, where another text was usable before."""
+        for values, keep, outer in zip(
+            (window.values, window.scalars),
+            (window.good[..., None], window.known),
+            self._over_texts,
+            strict=True,
+        ):
+            means, count = values, keep.astype(np.int64)
+            # not worth its time where every window is a text
+            if len(starts) < len(values):
+                count = np.add.reduceat(count, starts, axis=0)
+                total = np.add.reduceat(np.where(keep, values, 0.0), starts, axis=0)
+                means = total / np.maximum(count, 1)
+            outer.add_many(means, count > 0)
+            if keep.shape[-1] == 1:
+                there = count[..., 0] > 0
+                self._add_units(self._text_units, means, there)
+                self._know_usable(int(there.any(axis=(1, 2)).sum()), None)
+
+    def _know_usable(self, new: int, only: Moments | None) -> None:
+        if new:
+            self._only_text = only if self._usable_texts == 0 else None
+            self._usable_texts += new
+
+    def _add_units(
+        self, units: tuple[Moments, Moments] | tuple[Batches, Batches], values: Floats, there: Array
+    ) -> None:
+        """A unit for each window or text: the mean of all heads, and of those of each layer.
+
+        Those without a usable matrix are none.
+        """
+        some = there.any(axis=(1, 2))
+        there = there[some][..., None]
+        chosen = values if some.all() else values[some]
+        total = (chosen if there.all() else np.where(there, chosen, 0.0)).sum(axis=-2)
+        heads = there.sum(axis=-2)
+        whole, by_layer = units
+        n_heads = heads.sum(axis=-2)
+        whole.add_many(total.sum(axis=-2) / n_heads, n_heads > 0)
+        by_layer.add_many(total[..., : 2 * self.length] / np.maximum(heads, 1), heads > 0)
+
+    def result(self) -> Cell:
         """What has been taken in so far, as name → (dims, array); more windows may follow.
 
-        The interval around a curve is mean ± t · s / √u over u units, where a unit is a text, or
-        a window if there is a single text; with one unit it is NaN.
+        The interval around a curve is mean ± t · s / √u over u units: texts, or batches of windows
+        if there is a single usable text; with one unit it is NaN. That of a layer's mean over its
+        heads is given as half its width, `layer_half_width` (layer, index).
         """
-        done = deepcopy(self)
+        done = copy(self)
+        done._over_texts = deepcopy(self._over_texts)
+        done._text_units = deepcopy(self._text_units)
         done._close_text()
         curves, numbers = done._over_texts
-        units, unit = done._text_units, "text"
-        if int(units.count[0]) < 2:
-            units, unit = done._window_units, "window"
-        u = int(units.count[0])
-        half = np.full(self._width, np.nan)
-        if u > 1:
-            half = stdtrit(u - 1, 0.5 + LEVEL / 2) * np.sqrt(units.variance / u)
-        per_head = curves.mean
-        centre = mean_of_present(per_head, (0, 1))
+        single = done._usable_texts < 2
+        whole, by_layer = done._window_units if single else done._text_units
+        spread = (done._only_text if single else curves) or self._moments()[0]
+        per_head, variance = curves.mean, spread.variance
+        centre, half, layers = (
+            mean_of_present(per_head, (0, 1)),
+            half_width(whole),
+            half_width(by_layer),
+        )
         f, n = self.fractions.size, self.length
         parts = {
             "": (slice(0, n), "index"),
@@ -303,11 +362,13 @@ class Accumulator:
             "relative_": (slice(2 * n, 2 * n + f), "fraction"),
             "relative_energy_": (slice(2 * n + f, None), "fraction"),
         }
-        out: dict[str, tuple[tuple[str, ...], Any]] = {}
+        out: Cell = {}
         for prefix, (part, dim) in parts.items():
             if dim == "index":
                 out[f"mean_{prefix}ratio"] = (("layer", "head", dim), per_head[..., part])
+                out[f"{prefix}ratio_variance"] = (("layer", "head", dim), variance[..., part])
                 out[f"mean_{prefix}ratio_curve"] = ((dim,), centre[part])
+                out[f"{prefix}layer_half_width"] = (("layer", dim), layers[:, part])
             else:
                 out[f"{prefix}ratio_curve"] = ((dim,), centre[part])
             out[f"{prefix}interval_low"] = ((dim,), (centre - half)[part])
@@ -315,18 +376,19 @@ class Accumulator:
         for column, name in enumerate(SCALARS):
             label = "k90" if name == "rank_90" else f"mean_{name}"
             out[label] = (("layer", "head"), numbers.mean[..., column])
-        out["count"] = (("layer", "head", "index"), done._having)
-        out["n_matrices"] = (("layer", "head"), done._matrices)
-        out["rank_90_count"] = (("index",), done._rank_90[1:])
-        out["status_count"] = (("status",), done._codes)
-        texts = len(done._closed) + (done._text_id is not None)
+        out["count"] = (("layer", "head", "index"), self._having.copy())
+        out["n_matrices"] = (("layer", "head"), self._matrices.copy())
+        out["rank_90_count"] = (("index",), self._rank_90[1:].copy())
+        out["status_count"] = (("status",), self._codes.copy())
         for label, number in {
             "n_windows": self.windows,
-            "n_texts": texts,
-            "n_units": u,
+            "n_texts": self._texts,
+            "n_units": int(whole.count[0]),
+            "batch_windows": whole.length if isinstance(whole, Batches) else 1,
             "n_tokens_min": min(self._shortest, self._longest),
             "n_tokens_max": self._longest,
         }.items():
             out[label] = ((), np.int64(number))
-        out["interval_unit"] = ((), unit)
+        out["layer_units"] = (("layer",), by_layer.count[:, 0])
+        out["interval_unit"] = ((), "window" if single else "text")
         return out

@@ -8,21 +8,20 @@ are counted, and stand in no mean.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import xarray as xr
-from scipy.special import stdtrit
 
 from rankscope.exceptions import StoreError
-from rankscope.summary.accumulate import (
-    ABSENT,
-    CODES,
-    GOOD,
+from rankscope.summary.accumulate import ABSENT, CODES, GOOD, Cell
+from rankscope.summary.units import (
     LEVEL,
     Array,
+    Batches,
     Floats,
     Moments,
+    batch_length,
+    half_width,
     mean_of_present,
 )
 
@@ -31,9 +30,6 @@ BLOCK_BYTES = 64 * 2**20
 
 BAND = (0.1, 0.9)
 """Quantiles over heads that a band shows."""
-
-Cell = dict[str, tuple[tuple[str, ...], Any]]
-"""Dimensions and values of every variable of one model on one corpus."""
 
 
 def quantiles(values: Floats, at: Sequence[float]) -> Floats:
@@ -90,7 +86,7 @@ class Measure:
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
         self._inside, self._outside = Moments(shape, shape), Moments(shape, shape)
-        self._texts, self._windows = Moments(shape[2:], shape[2:]), Moments(shape[2:], shape[2:])
+        self._texts, self._windows = Moments(shape[2:], shape[2:]), Batches(shape[2:], shape[2:])
         self._count: Array = np.zeros(shape, dtype=np.int64)
         self._undefined: Array = np.zeros(shape, dtype=np.int64)
         self._infinite: Array = np.zeros(shape, dtype=bool)
@@ -112,8 +108,10 @@ class Measure:
         self._count += finite | infinite
         self._undefined += good & ~(finite | infinite)
         self._inside.add(values, finite)
-        unit = mean_of_present(np.where(finite, values, np.nan), (0, 1))
-        self._windows.add(unit, np.isfinite(unit))
+        # a window without a usable matrix is in no batch, as the census counts them
+        if good.any():
+            unit = mean_of_present(np.where(finite, values, np.nan), (0, 1))
+            self._windows.add(unit, np.isfinite(unit))
 
     def close_text(self) -> None:
         """The windows of a text are through."""
@@ -130,11 +128,7 @@ class Measure:
         infinite = self._infinite.any(axis=(0, 1))
         centre = np.where(infinite, np.inf, mean_of_present(self._outside.mean, (0, 1)))
         units = self._texts if unit == "text" else self._windows
-        u = units.count
-        half = stdtrit(np.maximum(u - 1, 1), 0.5 + LEVEL / 2) * np.sqrt(
-            units.variance / np.maximum(u, 1)
-        )
-        half = np.where(infinite, np.nan, half)
+        half = np.where(infinite, np.nan, half_width(units))
         least, low, median, high, most = quantiles(flat, (0.0, BAND[0], 0.5, BAND[1], 1.0))
         return {
             "": per_head,
@@ -142,7 +136,7 @@ class Measure:
             "_mean": centre,
             "_low": np.where(infinite, np.nan, centre - half),
             "_high": np.where(infinite, np.nan, centre + half),
-            "_units": u,
+            "_units": units.count,
             "_median": median,
             "_q10": low,
             "_q90": high,
@@ -180,16 +174,22 @@ class Census:
 
     @property
     def unit(self) -> str:
-        """What an interval is taken over: texts, or windows where only one text is usable."""
+        """What an interval is taken over: texts, or windows where only one text is usable.
+
+        Windows are in batches of `batch_windows`, as :class:`rankscope.summary.units.Batches`
+        makes them.
+        """
         return "text" if len(self._usable) > 1 else "window"
 
     def result(self) -> Cell:
-        units = len(self._usable) if self.unit == "text" else self._usable_windows
+        length = 1 if self.unit == "text" else batch_length(self._usable_windows)
+        units = len(self._usable) if self.unit == "text" else self._usable_windows // length
         low, high = self._sizes or (0, 0)
         return {
             "n_windows": ((), np.int64(self.windows)),
             "n_texts": ((), np.int64(len(self._texts))),
             "n_units": ((), np.int64(units)),
+            "batch_windows": ((), np.int64(length)),
             "n_tokens_min": ((), np.int64(low)),
             "n_tokens_max": ((), np.int64(high)),
             "interval_unit": ((), self.unit),

@@ -12,8 +12,9 @@ import xarray as xr
 from scipy.special import stdtrit
 
 from rankscope.exceptions import StoreError
-from rankscope.summary.accumulate import ABSENT, GOOD, LEVEL, Array, Floats
-from rankscope.summary.averages import Cell, Census, by_pair, check_run, whole_numbers
+from rankscope.summary.accumulate import ABSENT, GOOD, Cell
+from rankscope.summary.averages import Census, by_pair, check_run, whole_numbers
+from rankscope.summary.units import LEVEL, Array, Floats, batch_length
 
 BY_TOKEN = ("loss", "loss_difference", "kl", "top1_agreement")
 """Measures in which every masked token has equal weight."""
@@ -28,14 +29,15 @@ def summarise_losses(dataset: xr.Dataset) -> xr.Dataset:
     r"""Mean loss of every method and of its difference to full attention, with intervals.
 
     Every masked token has equal weight: with w_i masked tokens in window i, the mean is R = Σ w_i
-    y_i / Σ w_i. Its interval over u texts, or over windows where there is one text, is that of a
-    ratio of sums:
+    y_i / Σ w_i. Its interval over u texts, or over batches of windows where there is one text,
+    is that of a ratio of sums:
 
     .. math:: R \pm t_{u-1} \sqrt{\frac{\sum_j (S_j - R W_j)^2}{u (u-1)}} \Big/ \bar W, \quad
               W_j = \sum_{i \in j} w_i, \quad S_j = \sum_{i \in j} w_i y_i
 
-    which is mean ± t·s/√u where all weights are equal. Hidden states have no masked token of their
-    own: there every window has the weight 1.
+    which is mean ± t·s/√u where all weights are equal; a last batch that is not full counts in the
+    mean alone. Hidden states have no masked token of their own: there every window has the
+    weight 1.
 
     Parameters
     ----------
@@ -82,7 +84,7 @@ def summarise_losses(dataset: xr.Dataset) -> xr.Dataset:
     return by_pair(cells, dataset)
 
 
-def _summarise_pair(pair: xr.Dataset, full: int) -> Cell:
+def _summarise_pair(pair: xr.Dataset, reference: int) -> Cell:
     status = whole_numbers(pair["status"].to_numpy(), ABSENT)
     sizes = whole_numbers(pair["n_tokens"].to_numpy(), 0)
     texts = pair["text_id"].to_numpy()
@@ -91,7 +93,13 @@ def _summarise_pair(pair: xr.Dataset, full: int) -> Cell:
         census.add(text_id, int(sizes[place]), status[place : place + 1])
     good = np.isin(status, GOOD)
     masked = np.where(good, whole_numbers(pair["masked_tokens"].to_numpy(), 0), 0)
-    units = texts if census.unit == "text" else np.arange(len(texts))
+    units: Array = texts
+    last: int | None = None
+    if census.unit == "window":
+        length = batch_length(int(good.sum()))
+        units = np.floor_divide(np.cumsum(good) - good, length)
+        filled, rest = divmod(int(good.sum()), length)
+        last = filled if rest else None
     out: Cell = census.result()
     out["n_masked_tokens"] = ((), np.int64(masked.sum()))
     shape = (pair.sizes["sample"], pair.sizes["method"])
@@ -101,14 +109,16 @@ def _summarise_pair(pair: xr.Dataset, full: int) -> Cell:
         if source in pair:
             values = pair[source].transpose("sample", "method").to_numpy().astype(np.float64)
         if name == "loss_difference":
-            values = values - values[:, full : full + 1]
+            values = values - values[:, reference : reference + 1]
         weights = masked if name in BY_TOKEN else good.astype(np.int64)
-        for suffix, array in _weighted(values, weights, units).items():
+        for suffix, array in _weighted(values, weights, units, last).items():
             out[name + suffix] = (("method",), array)
     return out
 
 
-def _weighted(values: Floats, weights: Array, units: Array) -> dict[str, Array]:
+def _weighted(
+    values: Floats, weights: Array, units: Array, open_unit: int | None
+) -> dict[str, Array]:
     """Weighted mean of each column, by suffix, with the interval of a ratio of sums over units.
 
     Parameters
@@ -119,11 +129,13 @@ def _weighted(values: Floats, weights: Array, units: Array) -> dict[str, Array]:
         0 for a window that takes no part.
     units : ndarray (sample,)
         The unit that each window belongs to.
+    open_unit : int or None
+        The unit that is not full and says nothing about the spread, if there is one.
     """
     taken = (weights > 0)[:, None]
     there = taken & np.isfinite(values)
     share = np.where(there, weights[:, None], 0).astype(np.float64)
-    _, place = np.unique(units, return_inverse=True)
+    names, place = np.unique(units, return_inverse=True)
     weight = np.zeros((int(place.max(initial=-1)) + 1, values.shape[1]))
     total = np.zeros_like(weight)
     np.add.at(weight, place, share)
@@ -131,11 +143,15 @@ def _weighted(values: Floats, weights: Array, units: Array) -> dict[str, Array]:
     whole = weight.sum(axis=0)
     some = np.where(whole > 0, whole, np.nan)
     mean = total.sum(axis=0) / some
+    if open_unit is not None:
+        weight = weight[names != open_unit]
+        total = total[names != open_unit]
     u = (weight > 0).sum(axis=0)
-    left = np.where(weight > 0, total - mean * weight, 0.0)
+    full = np.where(u > 0, weight.sum(axis=0), np.nan)
+    left = np.where(weight > 0, total - total.sum(axis=0) / full * weight, 0.0)
     several = np.where(u > 1, u, 2)
     spread = np.sqrt(np.square(left).sum(axis=0) / (several * (several - 1)))
-    half = stdtrit(several - 1, 0.5 + LEVEL / 2) * spread / (some / several)
+    half = stdtrit(several - 1, 0.5 + LEVEL / 2) * spread / (full / several)
     half = np.where(u > 1, half, np.nan)
     return {
         "": mean,

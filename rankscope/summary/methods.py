@@ -3,7 +3,7 @@
 Three kinds of run are summarised. A run of `compare` has a value for every measure, window, layer,
 head and method; one of `truncate` a curve over k; one of `intervene` the loss of every window under
 every method. All intervals are those of :mod:`rankscope.summary`: 95 %, Student's t, over texts, or
-over windows where there is one text.
+over batches of windows where there is one text.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import numpy as np
 import xarray as xr
 
 from rankscope.exceptions import StoreError, UsageError
-from rankscope.summary.accumulate import ABSENT, GOOD, Array, mean_of_present
+from rankscope.summary.accumulate import ABSENT, GOOD, Cell
 from rankscope.summary.averages import (
-    Cell,
     Census,
     Measure,
     blocks,
@@ -24,6 +23,7 @@ from rankscope.summary.averages import (
     check_run,
     whole_numbers,
 )
+from rankscope.summary.units import Array, mean_of_present
 
 _BESIDE = ("status", "n_tokens")
 _MATRIX = ("model", "corpus", "sample", "layer", "head")
@@ -34,7 +34,8 @@ def summarise_methods(dataset: xr.Dataset) -> xr.Dataset:
 
     A head's mean is taken over the windows of each text first, then over texts. The mean of a
     method is that of its heads, each with equal weight, and comes with its 95 % interval, mean ±
-    t·s/√u over the u per-text means, or over windows where there is one text. The spread over
+    t·s/√u over the u per-text means, or over batches of windows where there is one text. The spread
+    over
     heads is another thing: quantiles of the heads' means.
 
     Parameters
@@ -58,9 +59,9 @@ def summarise_methods(dataset: xr.Dataset) -> xr.Dataset:
 
         An infinite value, as a divergence can be, makes the means infinite and leaves no interval.
         Beside them `n_matrices` (model, corpus, layer, head), `status_count` (model, corpus,
-        status), `n_windows`, `n_texts`, `n_units`, `n_tokens_min`, `n_tokens_max`, `interval_unit`
-        (model, corpus), as in :func:`rankscope.summary.summarise`. Matrices whose status is not
-        good are counted and stand in no mean.
+        status), `n_windows`, `n_texts`, `n_units`, `batch_windows`, `n_tokens_min`, `n_tokens_max`,
+        `interval_unit` (model, corpus), as in :func:`rankscope.summary.summarise`. Matrices
+        whose status is not good are counted and stand in no mean.
 
     Raises
     ------

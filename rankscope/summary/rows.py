@@ -10,7 +10,7 @@ import xarray as xr
 from rankscope.exceptions import UsageError
 from rankscope.summary.accumulate import ABSENT, CODES, GOOD
 from rankscope.summary.losses import BY_TOKEN, BY_WINDOW
-from rankscope.summary.sizes import Sizes
+from rankscope.summary.sizes import Sizes, batch_windows
 
 Summaries = xr.Dataset | Iterable[xr.Dataset]
 
@@ -19,8 +19,8 @@ Summaries = xr.Dataset | Iterable[xr.Dataset]
 class Estimate:
     """A mean over windows with its 95 % interval; NaN where there is none.
 
-    `units` counts the texts or windows of the interval, `undefined` the matrices (windows, for a
-    loss) in which the measure is NaN.
+    `units` counts the texts or batches of windows of the interval, `undefined` the matrices
+    (windows, for a loss) in which the measure is NaN.
     """
 
     mean: float
@@ -50,6 +50,7 @@ class Source(Sizes):
     windows: int
     texts: int
     interval_unit: str
+    batch_windows: int
     n_min: int
     n_max: int
     bad: dict[str, int]
@@ -191,6 +192,7 @@ def _source(part: xr.Dataset) -> Source:
         windows=int(part["n_windows"]),
         texts=int(part["n_texts"]),
         interval_unit=str(part["interval_unit"].item()),
+        batch_windows=batch_windows(part),
         n_min=int(part["n_tokens_min"]),
         n_max=int(part["n_tokens_max"]),
         bad={

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import xarray as xr
+
 from rankscope.summary.accumulate import FAILED
 
 
@@ -26,3 +28,11 @@ class Sizes:
     def n_failed(self) -> int:
         """Those of them that something went wrong with; a window without tokens is none."""
         return sum(self.bad.get(name, 0) for name in FAILED)
+
+
+def batch_windows(part: xr.Dataset) -> int:
+    """Windows in a unit of the intervals of one model and corpus, 1 where texts are the units.
+
+    Summaries written before there were batches had none.
+    """
+    return int(part["batch_windows"]) if "batch_windows" in part else 1

@@ -1,0 +1,54 @@
+"""Controls: what chance, the text's words or padding alone would make of a spectrum.
+
+A cumulative ratio of 0.9 says little by itself: a matrix whose rows are merely flat has it too.
+Each control keeps some of what was measured and destroys the rest; what a spectrum has beyond its
+control is due to what the control destroys.
+
+==============  ================================================  ==================================
+control         kept                                              destroyed
+==============  ================================================  ==================================
+``random``      architecture, tokens, positions                   everything learned
+``rows``        every row's values: sum, entropy, norm, mask      which columns they stand in
+``gaussian``    every row's sum, entropy and mask                 values and columns
+``tokens``      the model, the words of the window                their order
+``padded``      the model, the text                               the size: L tokens in n × n
+``mean``        the mean matrix over windows                      what differs between windows
+==============  ================================================  ==================================
+
+- ``random`` is a model, not a function: ``load_model("random:NAME")`` has the architecture of NAME
+  with weights drawn anew, and is measured like any other.
+- ``rows`` and ``gaussian`` turn one captured P into another matrix: :func:`shuffled_rows`,
+  :func:`gaussian_rows`, or :func:`control_matrix` with a seed of its own for every window, layer
+  and head.
+- ``tokens`` is a window of text, :func:`shuffled_tokens`, for the model to read.
+- ``padded`` is :func:`padded_attention`, of a window or of the first tokens of one
+  (:func:`shortened`).
+- ``mean`` is the spectrum of :class:`MeanMatrix`, to be set against the mean of the spectra.
+
+Everything drawn depends on a seed and on the place it is drawn for, and on nothing else: not on
+batches, on workers or on the device.
+"""
+
+from __future__ import annotations
+
+from rankscope.controls.matrices import (
+    MATRIX_CONTROLS,
+    MeanMatrix,
+    control_matrix,
+    gaussian_rows,
+    shuffled_rows,
+    support,
+)
+from rankscope.controls.texts import padded_attention, shortened, shuffled_tokens
+
+__all__ = [
+    "MATRIX_CONTROLS",
+    "MeanMatrix",
+    "control_matrix",
+    "gaussian_rows",
+    "padded_attention",
+    "shortened",
+    "shuffled_rows",
+    "shuffled_tokens",
+    "support",
+]

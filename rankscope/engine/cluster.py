@@ -1,0 +1,191 @@
+"""The blocks of a run on an existing Dask cluster: the same work, scheduled by others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rankscope.engine.crew import Crew
+from rankscope.engine.work import Block, Job, Result, compute, portable_error
+from rankscope.exceptions import RankscopeError, UsageError, WorkerError
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+Told = Callable[[str], None]
+
+CONNECT_S = 20
+"""How long the scheduler, and its first worker, may take to answer, in seconds."""
+
+CLOSE_S = 5
+"""How long taking leave of the scheduler may take, in seconds."""
+
+AHEAD = 2
+"""Blocks given out for every worker: one at work, one waiting there."""
+
+
+class Cluster(Crew):
+    """The workers of a Dask cluster, as many as there are while the run lasts.
+
+    The scheduler gives the blocks of a worker that died to others; when a block has killed several
+    it gives up, and so does the run, which keeps what it has.
+
+    Parameters
+    ----------
+    job : Job
+    address : str
+        Of the scheduler, such as ``tcp://10.0.0.1:8786``.
+    told : callable, optional
+        Called with lines about the cluster.
+    """
+
+    def __init__(self, job: Job, address: str, told: Told | None = None) -> None:
+        self._job = job
+        self.address = address
+        self._told = told or (lambda line: None)
+        self._client: Client | None = None
+        self._given: dict[Future[Result], Block] = {}
+
+    def __enter__(self) -> Cluster:
+        try:
+            from distributed import Client
+        except ImportError as error:
+            raise UsageError(
+                "a Dask cluster needs the package distributed", 'pip install "rankscope[cluster]"'
+            ) from error
+        try:
+            self._client = Client(self.address, timeout=CONNECT_S, set_as_default=False)
+            self._client.wait_for_workers(1, timeout=CONNECT_S)
+        except (OSError, TimeoutError, ValueError) as error:
+            reached = self._client is not None
+            self._close()
+            raise WorkerError(
+                f"the scheduler {self.address} has no worker"
+                if reached
+                else f"there is no Dask scheduler at {self.address}: {str(error) or 'no answer'}",
+                "start `dask worker` there"
+                if reached
+                else "start `dask scheduler`, and give the address that it prints",
+            ) from error
+        self._told(f"cluster {self.address}: {len(self._workers())} workers")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def run(self, blocks: Iterable[Block]) -> Iterator[Result]:
+        from distributed import CancelledError, wait
+
+        waiting = iter(blocks)
+        while True:
+            self._give_out(waiting)
+            if not self._given:
+                return
+            assert self._client is not None
+            try:
+                with suppress(TimeoutError), self._client.as_current():
+                    wait(list(self._given), timeout=1, return_when="FIRST_COMPLETED")
+            except CancelledError as error:
+                raise self._lost() from error
+            # a client whose scheduler has gone cancels everything
+            self._check_connection()
+            for future in [one for one in self._given if one.done()]:
+                block = self._given.pop(future)
+                yield self._result(future, block)
+                future.release()
+
+    def _give_out(self, waiting: Iterator[Block]) -> None:
+        assert self._client is not None
+        places = self._workers()
+        while len(self._given) < AHEAD * max(1, len(places)):
+            block = next(waiting, None)
+            if block is None:
+                return
+            future = self._client.submit(
+                compute_there,
+                self._job,
+                block,
+                places,
+                key=f"rankscope-{self._job.key}-{block.start}-{time.monotonic_ns()}",
+                pure=False,
+            )
+            self._given[future] = block
+
+    def _result(self, future: Future[Result], block: Block) -> Result:
+        from distributed import CancelledError, KilledWorker
+
+        try:
+            answer: Result | Exception = future.result()
+        except KilledWorker as error:
+            raise WorkerError(
+                f"workers of the cluster died over {block}, the last one {error.last_worker}",
+                "give them more memory, or start them again: the windows that are done are kept, "
+                "and the same command goes on",
+            ) from error
+        except CancelledError as error:
+            raise self._lost() from error
+        except ModuleNotFoundError as error:
+            raise WorkerError(
+                f"the workers of {self.address} lack {error.name}",
+                "install rankscope and what it needs there, in the same versions",
+            ) from error
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _workers(self) -> dict[str, int]:
+        """Address of each worker, and its number among those of its machine."""
+        assert self._client is not None
+        found = self._client.scheduler_info(n_workers=-1).get("workers", {})
+        places: dict[str, int] = {}
+        hosts: dict[str, int] = {}
+        for address, one in sorted(found.items()):
+            host = str(one.get("host"))
+            places[address] = hosts.get(host, 0)
+            hosts[host] = places[address] + 1
+        return places
+
+    def _check_connection(self) -> None:
+        assert self._client is not None
+        if self._client.status != "running":
+            raise self._lost()
+
+    def _lost(self) -> RankscopeError:
+        return WorkerError(
+            f"the scheduler {self.address} is gone",
+            "start it again: the windows that are done are kept, and the same command goes on",
+        )
+
+    def _close(self) -> None:
+        if self._client is None:
+            return
+        client, self._client = self._client, None
+        self._given = {}
+        # a scheduler that is gone cannot be told, and what cannot be told must not hide why
+        with suppress(TimeoutError, OSError):
+            client.close(timeout=CLOSE_S)
+
+
+def compute_there(job: Job, block: Block, places: dict[str, int]) -> Result | Exception:
+    """Compute a block in a worker of a cluster; an error comes back as a value.
+
+    Dask would run a failed block again elsewhere, which is right for a worker that died and wrong
+    for windows that are refused.
+    """
+    worker: Any
+    try:
+        from distributed import get_worker
+
+        worker = get_worker()
+        number = places.get(worker.address, hash(worker.address))
+        return compute(job, block, number)
+    except Exception as error:
+        return portable_error(error, f"the worker {worker.address}")

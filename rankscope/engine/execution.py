@@ -1,0 +1,285 @@
+"""Computing what a plan holds into a file: locked, resumable, wherever the work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankscope.atomic import remove, remove_leftovers
+from rankscope.engine.cluster import Cluster
+from rankscope.engine.crew import Crew, Here, Processes, check_counts
+from rankscope.engine.machine import weights_bytes
+from rankscope.engine.plan import Plan
+from rankscope.engine.work import Block, Job, plan_part
+from rankscope.exceptions import MemoryLimit, RankscopeError, StoreError, UsageError
+from rankscope.store import RunStore, locked, working_path
+from rankscope.store.files import check_target, load
+from rankscope.summary.precision import Precision, looks
+
+if TYPE_CHECKING:
+    from rankscope.models import LoadedModel
+
+Progress = Callable[[int, int], None]
+Told = Callable[[str], None]
+
+WORKER_BYTES = 600 * 2**20
+"""What a worker process takes for its libraries, beside model and matrices."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """With what a run is computed; none of it changes the result.
+
+    Attributes
+    ----------
+    workers : int
+        Worker processes; 1 for this process itself.
+    threads : int
+        Threads of each, which share the heads of a layer.
+    scheduler : str or None
+        Address of a Dask scheduler, whose workers are used in place of processes of this machine.
+    """
+
+    workers: int = 1
+    threads: int = 1
+    scheduler: str | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self.workers, self.threads)
+        if self.scheduler is not None and self.workers > 1:
+            raise UsageError(
+                "a cluster has its own workers", "give a number of workers or a scheduler"
+            )
+
+    def memory(self, plan: Plan, model: LoadedModel) -> int:
+        """Bytes that the run needs on this machine beside the model that is loaded; an estimate."""
+        if self.scheduler is not None:
+            return 0
+        each = plan.estimate(model, self.threads)
+        if self.workers == 1:
+            return each
+        return self.workers * (each + weights_bytes(model) + WORKER_BYTES)
+
+    def crew(self, plan: Plan, model: LoadedModel, blocks: int, told: Told | None) -> Crew:
+        """Whoever computes so many blocks."""
+        if self.scheduler is not None:
+            job = Job.of(plan, model, self.threads)
+            return Cluster(job, self.scheduler, told)
+        if self.workers == 1:
+            return Here(plan, model, self.threads)
+        job = Job.of(plan, model, self.threads)
+        return Processes(job, min(self.workers, max(1, blocks)), told)
+
+
+def execute(
+    plan: Plan,
+    model: LoadedModel,
+    target: str | Path,
+    means: Means | None = None,
+    *,
+    progress: Progress | None = None,
+    told: Told | None = None,
+    overwrite: bool = False,
+    memory_limit: int | None = None,
+) -> Path:
+    """Compute what a plan holds into a file, window by window.
+
+    Parameters
+    ----------
+    plan : Plan
+    model : LoadedModel
+        The one that the plan was made for.
+    target : path
+        ``.nc``, ``.zarr``, ``.csv`` or ``.parquet``.
+    means : Means, optional
+        Workers, threads, a cluster; one thread of this process by default.
+    progress : callable, optional
+        Called with windows done and windows in all; with a precision, up to the next look.
+    told : callable, optional
+        Called with a line about what a user should know: damaged windows that are computed again,
+        workers that were replaced, how far the precision is.
+    overwrite : bool
+        Whether a target, or a stopped run beside it, of other settings may be replaced.
+    memory_limit : int, optional
+        Bytes that the run may need beside the loaded model; checked against the estimate before
+        it starts.
+
+    Returns
+    -------
+    Path
+        The target.
+
+    Raises
+    ------
+    RankscopeError
+        Of a kind that tells what is wrong with windows, model, memory, workers or target.
+    """
+    target = Path(target)
+    means = means or Means()
+    say = told or (lambda line: None)
+    with locked(target):
+        if target.exists() and not overwrite and _holds(target, plan.settings_hash):
+            return target
+        check_target(target, attrs=plan.schema.attrs, overwrite=overwrite)
+        for place in (target, working_path(target)):
+            remove_leftovers(place)
+        needed = means.memory(plan, model)
+        if memory_limit is not None and needed > memory_limit:
+            raise MemoryLimit(
+                f"the run needs about {needed / 2**20:.0f} MiB beside the model, "
+                f"{memory_limit / 2**20:.0f} MiB are allowed",
+                "use fewer workers or threads, or shorter windows",
+            )
+        plan.trial(model)
+        run = _Run(plan, _store(plan, working_path(target), overwrite, say), progress, say)
+        try:
+            with means.crew(plan, model, run.blocks_left, told) as crew:
+                samples, attrs = run.to_the_end(crew)
+        except RankscopeError:
+            # nothing that is worth keeping: the corrected command must not meet it
+            if run.finished == 0:
+                run.store.remove()
+            raise
+        return run.store.finish(target, overwrite=overwrite, samples=samples, attrs=attrs)
+
+
+@dataclass
+class _Run:
+    """What is done of a run, and the way to its end."""
+
+    plan: Plan
+    store: RunStore
+    progress: Progress | None
+    say: Told
+    devices: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.done = self.store.done()
+
+    @property
+    def finished(self) -> int:
+        """Windows that are done."""
+        return int(self.done.sum())
+
+    @property
+    def blocks_left(self) -> int:
+        """Blocks that are not done."""
+        return sum(1 for _ in self._blocks(len(self.done)))
+
+    def to_the_end(self, crew: Crew) -> tuple[int, dict[str, Any]]:
+        """Compute until all windows are there, or enough.
+
+        Returns
+        -------
+        int, dict
+            How many windows the result has, and attributes that only the end can tell.
+        """
+        rule = self.plan.rule()
+        if rule is None:
+            self._compute(crew, len(self.done))
+            return len(self.done), self._attrs()
+        seen, reached, widths = 0, False, rule.widths()
+        for look in _looks(len(self.done), self.store.block):
+            self._compute(crew, look)
+            self._take_in(rule, seen, look)
+            seen = look
+            reached = rule.reached()
+            widths = rule.widths()
+            self.say(
+                f"{look} windows: 95 % interval of the mean {widths.overall:.4g} wide, of layer "
+                f"{self.plan.frame.layers[widths.widest_layer]} {widths.layer:.4g}; "
+                f"{rule.width:g} is wanted"
+            )
+            if reached:
+                break
+        found = {
+            "precision_width": rule.width,
+            "precision_reached": bool(reached),
+            "precision_overall": widths.overall,
+            "precision_widest_layer": widths.layer,
+        }
+        return seen, found | self._attrs()
+
+    def _attrs(self) -> dict[str, Any]:
+        # of a run that was resumed elsewhere, the device of its last part
+        return {"device": ", ".join(sorted(self.devices))} if self.devices else {}
+
+    def _compute(self, crew: Crew, stop: int) -> None:
+        """Compute what is left of the windows before `stop`."""
+        self._report(stop)
+        # closing: on an interrupt the model is given back before anything else happens
+        with closing(crew.run(self._blocks(stop))) as results:  # type: ignore[type-var]
+            for result in results:
+                self.store.write_block(result.start, result.fields)
+                self.done[result.start : result.start + len(result.fields)] = True
+                self.devices.add(result.device)
+                self._report(stop)
+
+    def _report(self, stop: int) -> None:
+        if self.progress is not None:
+            self.progress(int(self.done[:stop].sum()), stop)
+
+    def _blocks(self, stop: int) -> Iterator[Block]:
+        """Blocks before `stop` that are not whole, always the same windows together."""
+        step, count = self.store.block, len(self.done)
+        for start in range(0, stop, step):
+            samples = range(start, min(start + step, count))
+            if not self.done[samples.start : samples.stop].all():
+                yield plan_part(self.plan, samples)
+
+    def _take_in(self, rule: Precision, start: int, stop: int) -> None:
+        names = ("status", "cumulative_ratio", "energy_ratio", "n_tokens", "text_id")
+        with self.store.dataset() as dataset:
+            pair = dataset[list(names)].isel(model=0, corpus=0)
+            for sample in range(start, stop):
+                one = pair.isel(sample=sample).load()
+                rule.add(
+                    text_id=int(one["text_id"]),
+                    n_tokens=int(one["n_tokens"]),
+                    status=one["status"].to_numpy(),
+                    cumulative_ratio=one["cumulative_ratio"].to_numpy(),
+                    energy_ratio=one["energy_ratio"].to_numpy(),
+                )
+
+
+def _looks(limit: int, block: int) -> Sequence[int]:
+    """Numbers of windows at which a run looks: whole blocks, or all."""
+    return sorted({min(-(-look // block) * block, limit) for look in looks(limit)})
+
+
+def _store(plan: Plan, folder: Path, overwrite: bool, say: Told) -> RunStore:
+    """The store of a run that was stopped, less what is damaged in it, or a new one."""
+    if folder.exists():
+        try:
+            store = RunStore.open(folder, plan.settings_hash, recipe=plan.settings)
+            bad = store.verify()
+        except StoreError:
+            if not overwrite:
+                raise
+            remove(folder)
+        else:
+            if bad:
+                store.forget(bad)
+                say(
+                    f"{folder}: {len(bad)} windows are damaged ({_listed(bad)}) and are computed "
+                    "again; the others are kept"
+                )
+            return store
+    return RunStore.create(folder, plan.schema)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"{shown} …" if len(numbers) > 8 else shown
+
+
+def _holds(target: Path, wanted: str) -> bool:
+    """Whether the target already is the result of these very settings."""
+    try:
+        with load(target, lazy=True) as dataset:
+            return bool(dataset.attrs.get("settings_hash") == wanted)
+    except StoreError:
+        return False

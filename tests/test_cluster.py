@@ -1,0 +1,219 @@
+"""A real Dask cluster of two worker processes: the same bits, and deaths that cost nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rankscope.approximations import method
+from rankscope.cli.options import Running
+from rankscope.engine import (
+    ComparisonPlan,
+    InterventionPlan,
+    Means,
+    Plan,
+    Recipe,
+    Sampling,
+    SpectraPlan,
+    TruncationPlan,
+    execute,
+)
+from rankscope.exceptions import MethodError, UsageError, WorkerError
+from rankscope.models import LoadedModel
+from rankscope.models import load as load_model
+from rankscope.store import working_path
+from rankscope.store.files import load
+from rankscope.text import Corpus
+from run_stores import assert_bits_equal
+from worker_plans import Refusing
+
+# distributed talks of what it closes, in its own time
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+TESTS = Path(__file__).parent
+
+STARTED = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from distributed import LocalCluster
+
+if __name__ == "__main__":
+    options = dict(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with LocalCluster(processes=True, **options) as cluster:
+        print(cluster.scheduler_address, flush=True)
+        sys.stdin.read()
+"""
+
+
+class Started:
+    """A cluster in processes of its own."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", STARTED, str(TESTS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+        assert self.address.startswith("tcp://")
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        """The processes that do the work."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return [one for one in found if "spawn_main" in " ".join(one.cmdline())]
+
+    def stop(self) -> None:
+        everyone = psutil.Process(self.process.pid).children(recursive=True)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.kill()
+        for one in everyone:
+            one.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Started]:
+    started = Started()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def model(masked_lm: Path, windows_by_themselves: None) -> LoadedModel:
+    return load_model(str(masked_lm), tokenizer="hash", head=True)
+
+
+@pytest.fixture
+def corpus() -> Corpus:
+    return Corpus.from_strings([" ".join(f"word{i % 37} of{i % 11}" for i in range(900))], "words")
+
+
+SHORT = Sampling(length=12, windows=4)
+
+
+def plan_of(kind: str, model: LoadedModel, corpus: Corpus) -> Plan:
+    methods = [method("linformer:k=4,seed=1"), method("random:r=4,seed=2"), method("uniform")]
+    if kind == "spectra":
+        return SpectraPlan(model, corpus, Recipe(length=12, windows=4, centred=True))
+    if kind == "truncate":
+        return TruncationPlan(model, corpus, SHORT, (2, 6))
+    if kind == "compare":
+        return ComparisonPlan(model, corpus, SHORT, methods)
+    return InterventionPlan(model, corpus, SHORT, methods, pseudo=4)
+
+
+@pytest.mark.parametrize("kind", ["spectra", "truncate", "compare", "intervene"])
+def test_cluster_workers_and_this_process_give_the_same_bits(
+    cluster: Started, model: LoadedModel, corpus: Corpus, tmp_path: Path, kind: str
+) -> None:
+    plan = plan_of(kind, model, corpus)
+    here = load(execute(plan, model, tmp_path / "here.nc"))
+    there = execute(plan, model, tmp_path / "there.nc", Means(scheduler=cluster.address))
+    assert_bits_equal(load(there), here)
+    if kind in ("spectra", "intervene"):
+        two = execute(plan, model, tmp_path / "two.nc", Means(workers=2))
+        assert_bits_equal(load(two), here)
+
+
+def many(model: LoadedModel, corpus: Corpus) -> Plan:
+    return SpectraPlan(model, corpus, Recipe(length=12, windows=150))
+
+
+def test_worker_killed_in_the_middle_costs_nothing(
+    cluster: Started, model: LoadedModel, corpus: Corpus, tmp_path: Path
+) -> None:
+    killed: list[int] = []
+
+    def kill_one(done: int, _total: int) -> None:
+        if done >= 20 and not killed:
+            victim = cluster.workers[0]
+            os.kill(victim.pid, signal.SIGKILL)
+            killed.append(victim.pid)
+
+    plan = many(model, corpus)
+    means = Means(scheduler=cluster.address)
+    found = load(execute(plan, model, tmp_path / "run.nc", means, progress=kill_one))
+    assert killed
+    assert_bits_equal(found, load(execute(plan, model, tmp_path / "here.nc")))
+
+
+def test_scheduler_killed_and_command_repeated(
+    cluster: Started,
+    model: LoadedModel,
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # how long the client tries to find it again
+    monkeypatch.setattr("rankscope.engine.cluster.CONNECT_S", 5)
+    other = Started()
+    target = tmp_path / "run.nc"
+
+    def kill_all(done: int, _total: int) -> None:
+        if done >= 20:
+            other.stop()
+
+    plan = many(model, corpus)
+    with pytest.raises(WorkerError, match="is gone") as caught:
+        execute(plan, model, target, Means(scheduler=other.address), progress=kill_all)
+    assert "goes on" in caught.value.remedy
+    assert not target.exists()
+    assert working_path(target).is_dir()
+    seen: list[int] = []
+    means = Means(scheduler=cluster.address)
+    execute(plan, model, target, means, progress=lambda done, _: seen.append(done))
+    assert seen[0] >= 20
+    assert_bits_equal(load(target), load(execute(plan, model, tmp_path / "here.nc")))
+
+
+def test_errors_of_a_cluster_name_what_to_do(
+    cluster: Started,
+    model: LoadedModel,
+    corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    means = Means(scheduler=cluster.address)
+    plan = Refusing(model, corpus, Recipe(length=12, windows=4))
+    with pytest.raises(MethodError, match="nothing can be done here") as caught:
+        execute(plan, model, tmp_path / "run.nc", means)
+    assert caught.value.remedy == "do it elsewhere"
+    monkeypatch.setattr("rankscope.engine.cluster.CONNECT_S", 1)
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="no Dask scheduler at tcp"):
+        execute(plan, model, tmp_path / "none.nc", Means(scheduler="tcp://127.0.0.1:1"))
+    assert time.monotonic() - began < 60
+    assert not working_path(tmp_path / "none.nc").exists()
+    versions = {"rankscope": "0.0.0", "torch": "0"}
+    monkeypatch.setattr("rankscope.engine.work.versions", lambda: versions)
+    with pytest.raises(WorkerError, match=r"instead of 0\.0\.0") as caught_versions:
+        execute(many(model, corpus), model, tmp_path / "old.nc", means)
+    assert "same versions" in caught_versions.value.remedy
+
+
+def test_workers_and_a_scheduler_exclude_each_other() -> None:
+    options: dict[str, Any] = dict(workers=1, scheduler="tcp://localhost:8786")
+    with pytest.raises(UsageError, match="own workers"):
+        Running(**options).means()
+    assert Running(scheduler="tcp://localhost:8786").means().threads == 1
