@@ -1,10 +1,34 @@
-"""Short names of methods for legends and tables."""
+"""Names for legends and tables: of methods, and of controls beside their models."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 _FILES = (".json", ".safetensors")
+_CONTROL = re.compile(r"(random|rows|gaussian|tokens|padded-\d+):(.+)", re.DOTALL)
+
+
+def control_of(name: str) -> tuple[str, str]:
+    """The control that a model's name begins with, and the model itself.
+
+    Parameters
+    ----------
+    name : str
+        Name of a model in a run, such as ``minilm`` or ``rows:minilm``.
+
+    Returns
+    -------
+    control, model : str
+        The control is empty for a model as it was measured.
+
+    Examples
+    --------
+    >>> control_of("rows:minilm"), control_of("random:org/base"), control_of("minilm")
+    (('rows', 'minilm'), ('random', 'org/base'), ('', 'minilm'))
+    """
+    found = _CONTROL.fullmatch(name)
+    return (found[1], found[2]) if found else ("", name)
 
 
 def short_labels(labels: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, str]:

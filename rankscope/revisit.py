@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from rankscope.exceptions import StoreError, UsageError
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from rankscope.models import LoadedModel
+    from rankscope.text import Corpus, Window
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,25 @@ class Head:
     matrix: NDArray[np.floating]
     singular_values: NDArray[np.float64]
     title: str
+
+
+@dataclass(frozen=True)
+class Again:
+    """Model, text and window of a run, as they were.
+
+    Attributes
+    ----------
+    model : LoadedModel
+    corpus : Corpus
+    window : Window
+    recipe : dict
+        The run's :class:`rankscope.engine.Sampling`, as it is recorded.
+    """
+
+    model: LoadedModel
+    corpus: Corpus
+    window: Window
+    recipe: dict[str, Any]
 
 
 def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
@@ -55,6 +77,50 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
         If the dataset is no run, or model or text are no longer those of the run.
     """
     from rankscope.capture import capture
+
+    for name, wanted in (("layer", layer), ("head", head)):
+        _check_place(dataset, name, wanted)
+    again = window_of(dataset, sample)
+    recipe = again.recipe
+    attention = next(
+        capture(
+            again.model,
+            [again.window],
+            layers=[layer],
+            group=recipe["group"],
+            special=recipe["special"],
+        )
+    )
+    values = dataset["singular_value"].sel(sample=sample, layer=layer, head=head).to_numpy().ravel()
+    name = f"{again.model.info.name} on {again.corpus.name}"
+    return Head(
+        matrix=attention.matrix(0, head).cpu().numpy(),
+        singular_values=values[: attention.shape[0]],
+        title=f"{name}, window {sample}, layer {layer}, head {head}",
+    )
+
+
+def window_of(dataset: xr.Dataset, sample: int) -> Again:
+    """Load the model and text of a run again, and cut one of its windows.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        A run, which names its model, text and recipe in its attributes.
+    sample : int
+        Coordinate of the window.
+
+    Returns
+    -------
+    Again
+
+    Raises
+    ------
+    UsageError
+        If the run has no such window.
+    StoreError
+        If the dataset is no run, or model or text are no longer those of the run.
+    """
     from rankscope.models import HASH, load
     from rankscope.summary.averages import check_run
     from rankscope.text import TextOptions, load_corpus, windows
@@ -62,10 +128,7 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
     check_run(dataset, ("sample", "layer", "head", "index"), ("singular_value",), "spectra")
     if "recipe_json" not in dataset.attrs:
         raise StoreError("this file is no run", "give the result of `rankscope spectra`")
-    for name, wanted in (("sample", sample), ("layer", layer), ("head", head)):
-        there = dataset[name].to_numpy()
-        if wanted not in there:
-            raise UsageError(f"the run has no {name} {wanted}", f"{there[0]} … {there[-1]}")
+    _check_place(dataset, "sample", sample)
     settings = json.loads(dataset.attrs["recipe_json"])
     recipe, stored = settings["recipe"], json.loads(dataset.attrs["model_json"])
     corpus = load_corpus(
@@ -74,6 +137,11 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
         else settings["corpus"]["name"],
         TextOptions(**settings["corpus"]["options"]),
     )
+    if recipe.get("control"):
+        raise UsageError(
+            f"this run is the control {recipe['control']!r}, not the attention of the model",
+            "give the run that was measured",
+        )
     _same("text", corpus.sha256, settings["corpus"]["sha256"])
     hashed = str(stored["tokenizer"]).startswith(HASH)
     model = load(
@@ -94,21 +162,15 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
         mode=recipe["mode"],
         overlap=recipe["overlap"],
     )[skip:]
-    attention = next(
-        capture(
-            model,
-            [cut[sample]],
-            layers=[layer],
-            group=recipe["group"],
-            special=recipe["special"],
-        )
-    )
-    values = dataset["singular_value"].sel(sample=sample, layer=layer, head=head).to_numpy().ravel()
-    return Head(
-        matrix=attention.matrix(0, head).cpu().numpy(),
-        singular_values=values[: attention.shape[0]],
-        title=f"{model.info.name} on {corpus.name}, window {sample}, layer {layer}, head {head}",
-    )
+    return Again(model, corpus, cut[sample], recipe)
+
+
+def _check_place(dataset: xr.Dataset, name: str, wanted: int) -> None:
+    if name not in dataset.dims:
+        raise StoreError(f"not a run of spectra: without {name}", "give one of `rankscope spectra`")
+    there = dataset[name].to_numpy()
+    if wanted not in there:
+        raise UsageError(f"the run has no {name} {wanted}", f"{there[0]} … {there[-1]}")
 
 
 def _same(what: str, here: object, stored: object) -> None:

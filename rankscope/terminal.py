@@ -17,6 +17,7 @@ from rankscope.exceptions import RankscopeError
 if TYPE_CHECKING:
     from rankscope.models import KnownModel
     from rankscope.summary import TableRow
+    from rankscope.summary.differences import Difference
 
 out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -73,6 +74,17 @@ def progress(label: str, what: str = "windows") -> Iterator[Callable[[int, int],
     yield line
 
 
+@contextmanager
+def working(label: str) -> Iterator[None]:
+    """Say what is going on while the context is open: a spinner on a terminal, a line elsewhere."""
+    if not err.is_terminal:
+        note(label)
+        yield
+        return
+    with err.status(label):
+        yield
+
+
 def summary_table(rows: Sequence[TableRow]) -> None:
     """The short table that ends a run: ratios at n/4, layer means, k for 90 %."""
     from rich.box import SIMPLE_HEAD
@@ -109,6 +121,37 @@ def summary_table(rows: Sequence[TableRow]) -> None:
         if row.n_bad:
             bad = ", ".join(f"{count} {name}" for name, count in row.bad.items())
             out.print(f"  matrices left out: {bad}", markup=False)
+
+
+def difference_table(rows: Sequence[Difference]) -> None:
+    """What was measured beside what a control gives, and the difference with its interval."""
+    from rich.box import SIMPLE_HEAD
+
+    index = ", ".join(str(index) for index in sorted({row.index for row in rows}))
+    table = Table(
+        title=f"measured less control, cumulative ratio of σ at k = {index}, paired by window",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("model, corpus", overflow="fold", min_width=15)
+    table.add_column("control", no_wrap=True)
+    for name in ("measured", "control", "difference", "±95 %", "heads above"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        half = (row.interval[1] - row.interval[0]) / 2
+        above = int((row.by_head > 0).sum())
+        table.add_row(
+            f"{row.model}, {row.corpus}",
+            row.control,
+            f"{row.measured:.3f}",
+            f"{row.control_mean:.3f}",
+            f"{row.mean:+.3f}",
+            "" if math.isnan(half) else f"{half:.3f}",
+            # heads of random weights are not those of the model
+            "" if row.control == "random" else f"{above} of {row.by_head.size}",
+        )
+    out.print(table)
 
 
 def model_table(models: Sequence[KnownModel]) -> None:

@@ -16,6 +16,7 @@ import xarray as xr
 
 from commands import SMALL, TINY, process, rankscope
 from rankscope import cli, exceptions
+from rankscope.cli import measuring
 from rankscope.cli.running import BAD_HEADS, INTERRUPTED
 from rankscope.store import working_path
 from rankscope.store.files import load
@@ -86,7 +87,7 @@ def test_plotted_head_is_the_head_of_the_run(place: Path) -> None:
 def test_f11_bad_heads_finish_with_their_own_status(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    real = cli.load_model
+    real = measuring.load_model
 
     def broken(*arguments: Any) -> Any:
         loaded = real(*arguments)
@@ -94,7 +95,7 @@ def test_f11_bad_heads_finish_with_their_own_status(
             loaded.model.encoder.layer[2].attention.self.query.weight[0, 0] = torch.nan
         return loaded
 
-    monkeypatch.setattr(cli, "load_model", broken)
+    monkeypatch.setattr(measuring, "load_model", broken)
     assert rankscope("spectra", *SMALL, "--out", "run.nc") == BAD_HEADS
     shown = capsys.readouterr()
     assert "matrices left out: 3 non_finite" in shown.out
@@ -191,9 +192,14 @@ def test_help_and_import_load_nothing_heavy() -> None:
     assert "figure1" in done.stdout
 
 
+@pytest.mark.usefixtures("windows_by_themselves")
 def test_interrupted_run_goes_on(place: Path) -> None:
     arguments = ["spectra", *TINY, "--length", "12", "--windows", "80", "--out", "run.nc"]
-    command = [sys.executable, "-c", "from rankscope.cli import main; main()", *arguments]
+    start = (
+        "from rankscope.engine import frame; frame.BLOCK_TOKENS = 1\n"
+        "from rankscope.cli import main; main()"
+    )
+    command = [sys.executable, "-c", start, *arguments]
     # on a machine that stalls the run may be over before it is stopped: then once more
     for _ in range(5):
         with subprocess.Popen(

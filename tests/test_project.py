@@ -75,7 +75,12 @@ def test_arrow_check_sees_an_arrow_that_points_back() -> None:
 
 @pytest.mark.parametrize(
     ("library", "allowed"),
-    [("matplotlib", {"plots"}), ("transformers", {"models", "capture"}), ("typer", {"cli"})],
+    [
+        ("matplotlib", {"plots"}),
+        ("transformers", {"models", "capture"}),
+        ("typer", {"cli"}),
+        ("altair", {"report"}),
+    ],
 )
 def test_libraries_have_one_user(library: str, allowed: set[str]) -> None:
     users = set()

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from explorers import data_of, parsed
 
+from explorers import data_of, parsed
 from made_up import run_of
 from made_up_methods import compare_run, truncate_run
 from rankscope import report

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from explorers import Opened, chromium
 
+from explorers import Opened, chromium
 from made_up import run_of
 from made_up_methods import compare_run, truncate_run
 from rankscope.report import Pictures, write_report

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from explorers import data_of
 
+from explorers import data_of
 from made_up import run_of
 from rankscope import report
 from rankscope.exceptions import UsageError

@@ -12,36 +12,12 @@ from typing import Annotated
 import typer
 
 from rankscope import __version__, terminal
-from rankscope.cli.drawing import draw_figure1, plot, spectra_summaries
+from rankscope.cli.drawing import plot
 from rankscope.cli.linformer import linformer
+from rankscope.cli.measuring import figure1, spectra
 from rankscope.cli.methods import add_to
-from rankscope.cli.options import (
-    Centred,
-    Corpora,
-    Driver,
-    DriverOption,
-    Loading,
-    Model,
-    Models,
-    OneCorpus,
-    Precision,
-    Running,
-    TextChoice,
-    WindowChoice,
-    bundled,
-)
 from rankscope.cli.ranks import choose_rank
-from rankscope.cli.running import (
-    BAD_HEADS,
-    TOO_SHORT,
-    check_folder,
-    check_models,
-    compute,
-    load_corpora,
-    load_model,
-    precision_reached,
-    slug,
-)
+from rankscope.cli.reporting import report
 from rankscope.exceptions import RankscopeError
 
 app = typer.Typer(
@@ -54,80 +30,12 @@ app = typer.Typer(
 )
 
 
-@app.command()
-@bundled
-def figure1(
-    windows: WindowChoice,
-    loading: Loading,
-    text: TextChoice,
-    running: Running,
-    model: Models = ["builtin"],  # noqa: B006 typer copies it
-    corpus: Corpora = ["builtin"],  # noqa: B006
-    driver: DriverOption = Driver.gram,
-    precision: Precision = None,
-    control: Annotated[
-        bool, typer.Option(help="Draw the same architecture with random weights beside it.")
-    ] = True,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder.")] = Path("rankscope-out"),
-) -> None:
-    """Linformer's Figure 1 for your model: mean curves, layer × head map, random-weight control."""
-    from rankscope.engine import SpectraPlan
-    from rankscope.plots import check_panels
-
-    recipe = windows.recipe(driver, False, precision)
-    options = text.options()
-    names = list(dict.fromkeys(model))
-    if control:
-        names += [f"random:{name}" for name in names if not name.startswith("random:")]
-        names = list(dict.fromkeys(names))
-    check_panels(len(set(model)), len(set(corpus)) * (2 if control else 1))
-    check_models(names, loading, windows.length, running)
-    check_folder(out)
-    corpora = load_corpora(corpus, options)
-    runs = []
-    for name in names:
-        loaded = load_model(name, loading, running)
-        for one in corpora:
-            target = out / f"{slug(loaded.info.name)}--{slug(one.name)}.nc"
-            runs.append(compute(SpectraPlan(loaded, one, recipe), loaded, target, running))
-        del loaded
-    draw_figure1(runs, [out / "figure1.png", out / "figure1.svg"])
-    _finish(runs)
-
-
-@app.command()
-@bundled
-def spectra(
-    windows: WindowChoice,
-    loading: Loading,
-    text: TextChoice,
-    running: Running,
-    model: Model = "builtin",
-    corpus: OneCorpus = "builtin",
-    driver: DriverOption = Driver.gram,
-    centred: Centred = False,
-    precision: Precision = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="File: .nc, .zarr, .csv or .parquet.")
-    ] = Path("spectra.nc"),
-) -> None:
-    """Singular values and both ratios of every window, layer and head, into one file."""
-    from rankscope.engine import SpectraPlan
-    from rankscope.store.files import file_format
-
-    file_format(out)
-    recipe = windows.recipe(driver, centred, precision)
-    options = text.options()
-    check_models([model], loading, windows.length, running)
-    check_folder(out.parent)
-    corpora = load_corpora([corpus], options)
-    loaded = load_model(model, loading, running)
-    _finish([compute(SpectraPlan(loaded, corpora[0], recipe), loaded, out, running)])
-
-
+app.command()(figure1)
+app.command()(spectra)
 add_to(app)
 app.command()(choose_rank)
 app.command()(plot)
+app.command()(report)
 app.add_typer(linformer, name="linformer")
 
 
@@ -179,22 +87,3 @@ def _options(
     if version:
         terminal.out.print(__version__)
         raise typer.Exit
-
-
-def _finish(runs: list[Path]) -> None:
-    from rankscope.summary import table
-
-    rows = table(spectra_summaries(runs))
-    terminal.note("data: " + ", ".join(map(str, runs)))
-    terminal.summary_table(rows)
-    short = [run for run in runs if not precision_reached(run)]
-    for run in short:
-        terminal.note(
-            f"{run}: the text ended before the intervals were as narrow as was asked for; "
-            "give more text, or allow more windows"
-        )
-    if any(row.n_failed for row in rows):
-        terminal.note("finished, but some matrices have no spectrum: see their status in the file")
-        raise typer.Exit(BAD_HEADS)
-    if short:
-        raise typer.Exit(TOO_SHORT)

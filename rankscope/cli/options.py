@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_WINDOWS = "8"
+DEFAULT_CONTROLS = ("rows", "random")
 
 
 class Mode(StrEnum):
@@ -110,6 +111,14 @@ Centred = Annotated[
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, float64, float16 or bfloat16.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of random weights.")]
+Controls = Annotated[
+    str | None,
+    typer.Option(
+        "--controls",
+        help="Also what chance alone gives, on the same windows: rows, gaussian, tokens, random, "
+        "padded-L, separated by commas; 'default' for rows,random.",
+    ),
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -259,6 +268,26 @@ class Running:
             threads=threads,
             scheduler=self.scheduler,
         )
+
+
+def control_names(text: str | None) -> tuple[str, ...]:
+    """Names of controls from their list.
+
+    Raises
+    ------
+    UsageError
+    """
+    if text is None:
+        return ()
+    names = DEFAULT_CONTROLS if text == "default" else tuple(text.split(","))
+    known = ("rows", "gaussian", "tokens", "random")
+    for name in (name.strip() for name in names):
+        if name not in known and not re.fullmatch(r"padded-[1-9]\d*", name):
+            raise UsageError(
+                f"--controls {text!r}: there is no control {name!r}",
+                f"one or more of {', '.join(known)}, padded-L such as padded-128, or default",
+            )
+    return tuple(dict.fromkeys(name.strip() for name in names))
 
 
 def bundled(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -205,7 +205,8 @@ class Processes(Crew):
             daemon=True,
         )
         try:
-            process.start()
+            with _no_interrupt():
+                process.start()
         finally:
             # with our copy open the end of a worker would not be seen
             theirs.close()
@@ -230,6 +231,23 @@ class Processes(Crew):
         self._told(f"worker {dead.number} {how} at {block}; another takes its place")
         self._members[self._members.index(dead)] = self._start(dead.number)
         return dead.blocks
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Processes that are started meanwhile never see an interrupt from the keyboard.
+
+    It reaches the whole group, and would end a worker that is still importing with a traceback;
+    this process gets it when the context is closed.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def serve(pipe: Connection, job: bytes, number: int) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +16,7 @@ from rankscope.engine.cluster import Cluster
 from rankscope.engine.crew import Crew, Here, Processes, check_counts
 from rankscope.engine.machine import weights_bytes
 from rankscope.engine.plan import Plan
-from rankscope.engine.work import Block, Job, plan_part
+from rankscope.engine.work import Block, Job, plan_part, short_of_memory
 from rankscope.exceptions import MemoryLimit, RankscopeError, StoreError, UsageError
 from rankscope.store import RunStore, locked, working_path
 from rankscope.store.files import check_target, load
@@ -74,6 +77,34 @@ class Means:
         return Processes(job, min(self.workers, max(1, blocks)), told)
 
 
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end by SIGTERM, as batch systems do when time is up."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM end a run as an interrupt does: workers ended, model and lock given back.
+
+    Only where nobody else has decided what the signal does, and in the main thread, which alone may
+    decide it.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, _frame: object) -> None:
+        # a second one ends the process at once
+        signal.signal(number, signal.SIG_DFL)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def execute(
     plan: Plan,
     model: LoadedModel,
@@ -120,7 +151,7 @@ def execute(
     target = Path(target)
     means = means or Means()
     say = told or (lambda line: None)
-    with locked(target):
+    with locked(target), terminable():
         if target.exists() and not overwrite and _holds(target, plan.settings_hash):
             return target
         check_target(target, attrs=plan.schema.attrs, overwrite=overwrite)
@@ -139,10 +170,14 @@ def execute(
             with means.crew(plan, model, run.blocks_left, told) as crew:
                 samples, attrs = run.to_the_end(crew)
         except RankscopeError:
-            # nothing that is worth keeping: the corrected command must not meet it
-            if run.finished == 0:
-                run.store.remove()
+            run.remove_if_empty()
             raise
+        except (MemoryError, RuntimeError) as error:
+            short = short_of_memory(error, f"process {os.getpid()}")
+            if short is None:
+                raise
+            run.remove_if_empty()
+            raise short from error
         return run.store.finish(target, overwrite=overwrite, samples=samples, attrs=attrs)
 
 
@@ -163,6 +198,11 @@ class _Run:
     def finished(self) -> int:
         """Windows that are done."""
         return int(self.done.sum())
+
+    def remove_if_empty(self) -> None:
+        """Delete a store in which nothing is worth keeping: the corrected command need not know."""
+        if self.finished == 0:
+            self.store.remove()
 
     @property
     def blocks_left(self) -> int:
@@ -281,5 +321,8 @@ def _holds(target: Path, wanted: str) -> bool:
     try:
         with load(target, lazy=True) as dataset:
             return bool(dataset.attrs.get("settings_hash") == wanted)
-    except StoreError:
-        return False
+    except StoreError as error:
+        raise StoreError(
+            f"{target} exists, and is no whole result: {error.cause}",
+            "delete it, choose another name, or allow to overwrite it",
+        ) from error

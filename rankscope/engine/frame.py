@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from rankscope.approximations import Approximation, Shape
 from rankscope.attention import Attention
 from rankscope.capture import capture
 from rankscope.capture.roads import expected_layers, layer_reach
+from rankscope.controls import padded_attention
 from rankscope.engine.recipe import Sampling
 from rankscope.exceptions import UsageError
 from rankscope.models import check_length
@@ -55,6 +56,8 @@ class Frame:
     layer_attention : tuple of str
         ``"global"`` or ``"local"`` for each layer.
     causal : bool
+    padded_to : int or None
+        Tokens that every window is padded to, padding not cut off: a control.
     identity : str
         Name of the model; of drawn weights with their seed.
     model, corpus : mapping
@@ -75,10 +78,28 @@ class Frame:
     model: Mapping[str, Any]
     corpus: Mapping[str, Any]
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    padded_to: int | None = None
 
     @classmethod
-    def of(cls, model: LoadedModel, corpus: Corpus, sampling: Sampling) -> Frame:
+    def of(
+        cls,
+        model: LoadedModel,
+        corpus: Corpus,
+        sampling: Sampling,
+        *,
+        edit: Callable[[Window], Window] | None = None,
+        padded_to: int | None = None,
+    ) -> Frame:
         """Cut the windows and choose the layers.
+
+        Parameters
+        ----------
+        model, corpus, sampling
+            Of the run.
+        edit : function, optional
+            What is done to every window before the model sees it.
+        padded_to : int, optional
+            Tokens that every window is padded to, padding not cut off again.
 
         Raises
         ------
@@ -113,7 +134,11 @@ class Frame:
                 f"{corpus.name} has no window left after {sampling.skip} were skipped",
                 "skip fewer, or use a longer text",
             )
-        sizes = {sample: _kept(window, sampling) for sample, window in enumerate(windows)}
+        if edit is not None:
+            windows = [edit(window) for window in windows]
+        sizes = {
+            sample: padded_to or _kept(window, sampling) for sample, window in enumerate(windows)
+        }
         reach = layer_reach(model.model)
         heads = model.info.n_heads if group == "encoder" else None
         computed = torch.promote_types(model.model.dtype, torch.float32)
@@ -143,6 +168,7 @@ class Frame:
                 "float32_matmul_precision": "highest",
                 "device": model.info.device,
             },
+            padded_to=padded_to,
         )
 
     def holding(self, windows: Mapping[int, Window]) -> Frame:
@@ -150,7 +176,10 @@ class Frame:
 
         Length and layers stay those of the run, so that its results fit in.
         """
-        sizes = {sample: _kept(window, self.sampling) for sample, window in windows.items()}
+        sizes = {
+            sample: self.padded_to or _kept(window, self.sampling)
+            for sample, window in windows.items()
+        }
         return replace(self, windows=windows, sizes=sizes)
 
     @property
@@ -177,8 +206,10 @@ class Frame:
         """What decides the result of any run: windows and layers, model and text."""
         settings = asdict(self.sampling) | {"group": self.group}
         # a run without this wish is the same as before there was such a wish
-        if settings.get("precision", 0.0) is None:
-            del settings["precision"]
+        for wish, its in (("precision", ()), ("control", ("control_seed",))):
+            if settings.get(wish) is None:
+                for name in (wish, *its):
+                    settings.pop(name, None)
         return {
             "recipe": settings,
             "model": {
@@ -219,12 +250,13 @@ class Frame:
         attention = {"attention": ("layer", np.array(self.layer_attention))} if by_head else {}
         recipe = {**self.recipe(), **(settings or {})}
         windows = self.windows.values()
+        control = getattr(self.sampling, "control", None)
         versions = {
             name: importlib.metadata.version(name)
             for name in ("rankscope", "torch", "transformers", "numpy", "scipy", "numba")
         }
         return RunSchema(
-            model=str(self.model["name"]),
+            model=f"{control}:{self.model['name']}" if control else str(self.model["name"]),
             corpus=str(self.corpus["name"]),
             text_id=np.array([window.text_id for window in windows]),
             window=np.array([window.number for window in windows]),
@@ -279,6 +311,13 @@ class Frame:
         """
         alive = [sample for sample in samples if self.sizes[sample] > 0]
         if not alive:
+            return
+        if self.padded_to is not None:
+            for sample in alive:
+                window = self.windows[sample]
+                every = padded_attention(model, window, self.padded_to, self.group)  # type: ignore[arg-type]
+                for layer in self.layers:
+                    yield (sample,), every[layer]
             return
         stream = capture(
             model,

@@ -17,6 +17,7 @@ from rankscope.attention import (
     row_entropy,
     row_measures,
 )
+from rankscope.controls import MATRIX_CONTROLS, control_matrix, shortened, shuffled_tokens
 from rankscope.engine.frame import Frame
 from rankscope.engine.machine import estimate
 from rankscope.engine.plan import Filing, LayerPlan, WindowResult
@@ -28,7 +29,7 @@ from rankscope.summary.precision import Precision
 
 if TYPE_CHECKING:
     from rankscope.models import LoadedModel
-    from rankscope.text import Corpus
+    from rankscope.text import Corpus, Window
 
 
 class SpectraPlan(LayerPlan):
@@ -45,12 +46,14 @@ class SpectraPlan(LayerPlan):
 
     def __init__(self, model: LoadedModel, corpus: Corpus, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.frame = Frame.of(model, corpus, recipe)
+        padded_to = recipe.length if recipe.padded else None
+        self.frame = Frame.of(model, corpus, recipe, edit=_edit(recipe), padded_to=padded_to)
         self.schema = self.frame.schema(
             "singular values of attention matrices",
             {**SPECTRA, **CENTRED} if recipe.centred else SPECTRA,
             {"index": np.arange(1, self.frame.length + 1)},
-            attrs={"spectrum_dtype": "float64"},
+            attrs={"spectrum_dtype": "float64"}
+            | ({"control": recipe.control} if recipe.control else {}),
         )
 
     def estimate(self, model: LoadedModel, threads: int) -> int:
@@ -75,6 +78,9 @@ class SpectraPlan(LayerPlan):
         attention: Attention,
         pool: Workers,
     ) -> Filing | None:
+        if self.recipe.control in MATRIX_CONTROLS:
+            self._add_control(results, place, attention, pool)
+            return None
         if attention.query.device.type != "cpu":
             return self._add_later(results, place, attention, pool)
         matrix: Callable[[int], torch.Tensor]
@@ -114,6 +120,45 @@ class SpectraPlan(LayerPlan):
             spectra.append(decompose(matrix, True))
         self._file(results, place, attention, spectra, entropy)
         return None
+
+    def _add_control(
+        self,
+        results: Sequence[WindowResult],
+        place: int,
+        attention: Attention,
+        pool: Workers,
+    ) -> None:
+        """The same of matrices that are drawn in the place of P, each by its own place."""
+        heads = attention.n_heads
+        entropy = np.full(len(results) * heads, np.nan)
+
+        def matrix(number: int) -> torch.Tensor:
+            row, head = divmod(number, heads)
+            own = attention.matrix(row, head)
+            check_matrix(own, attention, head)
+            found = control_matrix(
+                str(self.recipe.control),
+                own,
+                attention,
+                row=row,
+                head=head,
+                sample=self.recipe.skip + results[row].sample,
+                seed=self.recipe.control_seed,
+            ).cpu()
+            entropy[number] = row_entropy(found)
+            return found
+
+        spectra = [
+            pool.decompose(
+                matrix,
+                len(entropy),
+                attention.shape,
+                driver=self.recipe.driver,  # type: ignore[arg-type]
+                centred=centred,
+            )
+            for centred in ((False, True) if self.recipe.centred else (False,))
+        ]
+        self._file(results, place, attention, spectra, entropy)
 
     def _add_later(
         self,
@@ -191,3 +236,13 @@ class SpectraPlan(LayerPlan):
             "numerical_rank": rank.numerical_rank(spectra, tolerance, sizes),
             "rank_90": rank.rank_at(spectra, 0.9, sizes),
         }
+
+
+def _edit(recipe: Recipe) -> Callable[[Window], Window] | None:
+    """What a control does to every window before the model sees it."""
+    if recipe.control == "tokens":
+        return lambda window: shuffled_tokens(window, recipe.control_seed)
+    if recipe.padded is not None:
+        length = recipe.padded
+        return lambda window: shortened(window, length)
+    return None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from rankscope.approximations.draws import check_seed
 from rankscope.attention import check_special
 from rankscope.exceptions import UsageError
 from rankscope.linalg import check_driver
+
+CONTROLS = ("rows", "gaussian", "tokens", "padded-L")
+"""Null models that a run can measure in place of the model's own attention."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,20 @@ class Recipe(Sampling):
     precision : float or None
         Windows are added until the 95 % interval of the mean cumulative ratio at a quarter of the
         window, and that of every layer's mean, is narrower than this; `windows` is then the most.
+    control : str or None
+        A null model (:mod:`rankscope.controls`) in the place of what the model does: ``rows`` (the
+        rows of P each shuffled), ``gaussian`` (softmax of Gaussian logits with the rows' entropy),
+        ``tokens`` (the tokens of the window shuffled), ``padded-L`` (its first L tokens, padded to
+        n, padding not cut off). Random weights are a model of their own, ``random:NAME``.
+    control_seed : int
+        Of what a control draws.
     """
 
     driver: str = "gram"
     centred: bool = False
     precision: float | None = None
+    control: str | None = None
+    control_seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,3 +89,19 @@ class Recipe(Sampling):
                 f"a precision of {self.precision} is no width of an interval of ratios",
                 "use a number between 0 and 1, such as 0.005",
             )
+        check_seed("the controls", self.control_seed)
+        padded = self.padded
+        if padded is None and self.control not in (None, "rows", "gaussian", "tokens"):
+            raise UsageError(f"unknown control {self.control!r}", f"one of {', '.join(CONTROLS)}")
+        if padded is not None and not 1 <= padded <= self.length:
+            raise UsageError(
+                f"{padded} tokens cannot be padded to {self.length}", "pad fewer tokens"
+            )
+        if padded is not None and self.special != "keep":
+            raise UsageError("padding is a control with all special tokens", "use special=keep")
+
+    @property
+    def padded(self) -> int | None:
+        """L of the control ``padded-L``; None for any other."""
+        found = re.fullmatch(r"padded-(\d+)", self.control or "")
+        return int(found[1]) if found else None

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rankscope.exceptions import ModelError, UsageError, WorkerError
+from rankscope.exceptions import MemoryLimit, ModelError, UsageError, WorkerError
 from rankscope.linalg import Workers
 
 if TYPE_CHECKING:
@@ -206,6 +206,8 @@ def portable_error(error: BaseException, worker: str) -> Exception:
 
     from rankscope.exceptions import RankscopeError
 
+    if (short := short_of_memory(error, worker)) is not None:
+        return short
     if isinstance(error, RankscopeError):
         try:
             pickle.loads(pickle.dumps(error))
@@ -214,6 +216,20 @@ def portable_error(error: BaseException, worker: str) -> Exception:
         return error
     trace = "".join(traceback.format_exception(error))
     return RuntimeError(f"{worker} failed:\n{trace}")
+
+
+def short_of_memory(error: BaseException, who: str) -> MemoryLimit | None:
+    """The same error as one of ours, if it says that there is no memory left."""
+    # torch has no type of its own for the memory of the host
+    told = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    if not told and not isinstance(error, MemoryError):
+        return None
+    reason = str(error).strip().split("\n", maxsplit=1)[0]
+    return MemoryLimit(
+        f"{who} ran out of memory" + (f": {reason}" if reason else ""),
+        "use fewer workers or threads, or shorter windows; the windows that are done are kept, and "
+        "the same command goes on",
+    )
 
 
 def plan_part(plan: Plan, samples: range) -> Block:

@@ -6,6 +6,9 @@ rounding. That is below the error that a float32 matrix already carries, and whe
 show (a float64 matrix with a long tail, a matrix of almost rank one) the error bound notices and
 LAPACK's SVD does that matrix again (status ``refined``). ``svd`` is LAPACK throughout.
 
+Many matrices of a few tokens (more than ``FEW`` of at most ``SMALL``) are solved in one batch, as
+on a GPU: one by one, what surrounds the solver would take ten times as long as the solver.
+
 One bad matrix never spoils its neighbours, and nothing that is not finite reaches a solver.
 """
 
@@ -25,7 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from rankscope.exceptions import UsageError
 from rankscope.linalg.batched import BatchedRoad, LoadMany, Measure, decompose_batched, stacked
-from rankscope.linalg.devices import full_precision, place_of
+from rankscope.linalg.devices import CachePlace, full_precision, place_of
 from rankscope.linalg.kernels import LANES
 from rankscope.linalg.results import Decomposition, Pending, Spectrum
 from rankscope.linalg.solvers import Buffers, Driver, Group
@@ -50,6 +53,12 @@ __all__ = [
 ]
 
 Result = TypeVar("Result")
+
+SMALL = 32
+"""Largest side of a matrix that the CPU solves together with others."""
+
+FEW = 16
+"""Up to so many matrices of a layer are solved one by one, however small they are."""
 
 
 def check_driver(driver: str) -> None:
@@ -204,6 +213,10 @@ class Workers:
                 load, count, shape, driver=driver, centred=(centred,), device=device
             )
             return later.result().spectra[0]
+        if driver == "gram" and max(shape) <= SMALL and count > FEW:
+            road = self._road(torch.device("cpu"))
+            found = road.decompose(stacked(load), count, shape, driver=driver, centred=(centred,))
+            return found.spectra[0]
 
         def work(members: Sequence[int]) -> None:
             group = Group(values, status, members, driver=driver, centred=centred)
@@ -300,7 +313,8 @@ class Workers:
     def _road(self, device: torch.device) -> BatchedRoad:
         # one for the whole run: it knows what did not fit, and which checks are still to be made
         if device not in self._roads:
-            self._roads[device] = BatchedRoad(place_of(device))
+            place = CachePlace(device) if device.type == "cpu" else place_of(device)
+            self._roads[device] = BatchedRoad(place)
         return self._roads[device]
 
     def _buffers(self, shape: tuple[int, int]) -> Buffers:

@@ -67,6 +67,13 @@ class Place:
         return found
 
 
+class CachePlace(Place):
+    """The CPU for small matrices: chunks that its cache holds, however much memory there is."""
+
+    def free(self) -> int:
+        return 2**24
+
+
 class CudaPlace(Place):
     """A CUDA device: a stream of its own, so that the forward pass goes on beside it."""
 

@@ -101,7 +101,7 @@ def ratio_curves(
     """Mean ratio over the number of singular values kept, one curve a model and corpus.
 
     Each curve starts at 0 for k = 0 and comes with the 95 % interval of the summary as a band.
-    Controls (models whose name begins with ``random:``) are grey and dashed. The legend gives the
+    Controls (:func:`rankscope.labels.control_of`) are grey and dashed. The legend gives the
     value of each curve at the marked place, in the order of the curves there.
 
     Parameters
@@ -277,10 +277,11 @@ def figure1(
     Parameters
     ----------
     summaries : Dataset or iterable of Dataset
-        The models; those whose name begins with ``random:`` count as controls.
+        The models; those whose name begins with a control, as ``random:`` or ``rows:``, count as
+        controls.
     controls : Dataset or iterable of Dataset, optional
         Null models, as the same architecture with random weights. A control belongs to the model
-        whose name it carries behind ``random:``, or else to the one at its place in the list.
+        whose name it carries behind the colon, or else to the one at its place in the list.
     quantity : {"cumulative", "energy"}
         σ or σ².
     norm : Normalize, optional

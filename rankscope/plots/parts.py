@@ -15,6 +15,7 @@ import numpy.typing as npt
 import xarray as xr
 
 from rankscope.exceptions import UsageError
+from rankscope.labels import control_of
 from rankscope.plots.style import COLOURS, CONTROL_GREYS, DASHES
 from rankscope.summary import combine
 
@@ -111,8 +112,9 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     """
     short = {}
     for name in dict.fromkeys(names):
-        head, colon, rest = name.partition(":") if name.startswith("random:") else ("", "", name)
-        short[name] = head + colon + (rest.rstrip("/").rsplit("/", 1)[-1] or rest)
+        control, model = control_of(name)
+        tail = model.rstrip("/").rsplit("/", 1)[-1] or model
+        short[name] = f"{control}:{tail}" if control else tail
     unique = len(set(short.values())) == len(short)
     return short if unique else {name: name for name in short}
 
@@ -138,7 +140,7 @@ def size_of(part: xr.Dataset) -> str:
 
 
 def is_control(part: xr.Dataset) -> bool:
-    return model_of(part).startswith("random:") or bool(part.attrs.get("control", 0))
+    return bool(control_of(model_of(part))[0] or part.attrs.get("control", 0))
 
 
 def rows_of(parts: Sequence[xr.Dataset]) -> list[list[xr.Dataset]]:
@@ -151,7 +153,7 @@ def rows_of(parts: Sequence[xr.Dataset]) -> list[list[xr.Dataset]]:
     names = list(rows)
     by_tail = {name.rstrip("/").rsplit("/", 1)[-1]: name for name in names}
     for place, control in enumerate(dict.fromkeys(model_of(part) for part in controls)):
-        bare = control.removeprefix("random:").rstrip("/").rsplit("/", 1)[-1]
+        bare = control_of(control)[1].rstrip("/").rsplit("/", 1)[-1]
         owner = by_tail.get(bare, names[min(place, len(names) - 1)])
         rows[owner] += [part for part in controls if model_of(part) == control]
     return list(rows.values())

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import xarray as xr
 
 from rankscope.exceptions import StoreError, UsageError
+from rankscope.labels import control_of
 from rankscope.report.images import Pictures
 from rankscope.report.methods import Series, series_of
 from rankscope.report.provenance import Origin
@@ -311,6 +312,10 @@ def _controls(dataset: xr.Dataset) -> list[tuple[str, Pair]]:
 def _owners(name: str, control: Pair, pairs: Sequence[Pair]) -> list[Pair]:
     """Pairs that a control is for: those on its text that have its layers and heads."""
     on_text = [pair for pair in pairs if pair.key[1] == control.key[1]]
+    # one that names its model is for that one alone
+    model = control_of(control.key[0])[1]
+    named = [pair for pair in on_text if pair.key[0] == model != control.key[0]]
+    on_text = named or on_text
     same = [pair for pair in on_text if pair.key == control.key]
     if name == control.key[0]:
         # a model of its own, which may be shown too, but is no control of itself

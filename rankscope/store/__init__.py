@@ -19,6 +19,7 @@ import xarray as xr
 from rankscope.atomic import describe_size, reading, remove, write_whole, writing
 from rankscope.exceptions import StoreError
 from rankscope.status import State
+from rankscope.store.chunks import put_windows
 from rankscope.store.containers import (
     create_zarr,
     missing_chunks,
@@ -218,7 +219,7 @@ class RunStore:
                     self._put_states(first, states)
                 for name in self._own:
                     whole = padded(self.layout, name, ready[name], start - lower, upper - stop)
-                    self._arrays[name][:, :, lower:upper] = whole
+                    self._put(name, lower, whole)
                 states[here] = ready["state"][0, 0]
                 self._put_states(first, states)
         # a chunk that other windows share was read before it was written
@@ -377,7 +378,10 @@ class RunStore:
         return first, read_states(self.path, array, first, last)
 
     def _put_states(self, first: int, states: np.ndarray) -> None:
-        self._arrays["state"][0, 0, first : first + len(states)] = states
+        self._put("state", first, states[None, None])
+
+    def _put(self, name: str, first: int, values: np.ndarray) -> None:
+        put_windows(self.path, self._arrays[name], first, values, filler(self.layout, name) or 0)
 
 
 def working_path(target: str | os.PathLike[str]) -> Path:

@@ -14,6 +14,7 @@ import xarray as xr
 
 from rankscope.exceptions import StoreError
 from rankscope.store.attributes import LAYOUT_KEY, SCHEMA_KEY, decode_attrs, encode_attrs
+from rankscope.store.chunks import ZSTD_LEVEL, chunk_file
 from rankscope.store.layout import Layout, as_text, piece_step, pieces
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def create_zarr(
                 shape=layout.shape(name),
                 dtype=one.cast([]).dtype if not one.is_text else np.dtypes.StringDType(),
                 chunks=chunks(name),
-                compressors=[ZstdCodec(level=1, checksum=True)],
+                compressors=[ZstdCodec(level=ZSTD_LEVEL, checksum=True)],
                 # one folder a variable: a chunk in folders of its own takes twice as long
                 chunk_key_encoding={"name": "default", "separator": "."},
                 dimension_names=one.dims,
@@ -337,11 +338,6 @@ def missing_chunks(path: Path, samples: int | None = None) -> dict[str, int]:
         if count:
             missing[name] = count
     return missing
-
-
-def chunk_file(path: Path, array: zarr.Array[Any], place: tuple[int, ...]) -> Path:
-    """File of one chunk of an array in a Zarr folder; whether it is there is another matter."""
-    return path / array.basename / array.metadata.encode_chunk_key(place)
 
 
 def replace_attrs(path: Path, layout: Layout) -> None:

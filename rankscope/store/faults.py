@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.exceptions import StoreError
-from rankscope.store.containers import chunk_file
+from rankscope.store.chunks import chunk_file
 
 if TYPE_CHECKING:
     import zarr

@@ -1,0 +1,216 @@
+"""The commands `figure1` and `spectra`: spectra of models, with controls beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope import terminal
+from rankscope.cli.drawing import draw_figure1, spectra_summaries
+from rankscope.cli.options import (
+    Centred,
+    Controls,
+    Corpora,
+    Driver,
+    DriverOption,
+    Loading,
+    Model,
+    Models,
+    OneCorpus,
+    Precision,
+    Running,
+    TextChoice,
+    WindowChoice,
+    bundled,
+    control_names,
+)
+from rankscope.cli.running import (
+    BAD_HEADS,
+    TOO_SHORT,
+    check_folder,
+    check_models,
+    compute,
+    load_corpora,
+    load_model,
+    precision_reached,
+    slug,
+)
+
+if TYPE_CHECKING:
+    from rankscope.engine import Recipe
+    from rankscope.models import LoadedModel
+    from rankscope.text import Corpus
+
+RANDOM = "random"
+
+Target = Callable[[str, "Corpus", str], Path]
+"""File of a run, from the model's name, the corpus and the control, which may be empty."""
+
+
+@bundled
+def figure1(
+    windows: WindowChoice,
+    loading: Loading,
+    text: TextChoice,
+    running: Running,
+    model: Models = ["builtin"],  # noqa: B006 typer copies it
+    corpus: Corpora = ["builtin"],  # noqa: B006
+    driver: DriverOption = Driver.gram,
+    precision: Precision = None,
+    control: Annotated[
+        bool, typer.Option(help="Draw the same architecture with random weights beside it.")
+    ] = True,
+    controls: Controls = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder.")] = Path("rankscope-out"),
+) -> None:
+    """Linformer's Figure 1 for your model: mean curves, layer × head map, random-weight control."""
+    from rankscope.plots import check_panels
+
+    recipe = windows.recipe(driver, False, precision)
+    options = text.options()
+    chosen = control_names(controls)
+    if control:
+        chosen = tuple(dict.fromkeys((*chosen, RANDOM)))
+    names = list(dict.fromkeys(model))
+    check_panels(len(names), len(set(corpus)) * (1 + len(chosen)))
+    check_models(_loaded(names, chosen), loading, windows.length, running)
+    check_folder(out)
+    corpora = load_corpora(corpus, options)
+
+    def target(name: str, one: Corpus, which: str) -> Path:
+        first = f"{which}-{slug(name)}" if which else slug(name)
+        return out / f"{first}--{slug(one.name)}.nc"
+
+    measured = _Measured(recipe, loading, running, chosen)
+    measured.run(names, corpora, target)
+    draw_figure1(measured.runs, [out / "figure1.png", out / "figure1.svg"])
+    measured.finish(precision)
+
+
+@bundled
+def spectra(
+    windows: WindowChoice,
+    loading: Loading,
+    text: TextChoice,
+    running: Running,
+    model: Model = "builtin",
+    corpus: OneCorpus = "builtin",
+    driver: DriverOption = Driver.gram,
+    centred: Centred = False,
+    precision: Precision = None,
+    controls: Controls = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="File: .nc, .zarr, .csv or .parquet.")
+    ] = Path("spectra.nc"),
+) -> None:
+    """Singular values and both ratios of every window, layer and head, into one file.
+
+    Each control has a file of its own beside it, named after it.
+    """
+    from rankscope.store.files import file_format
+
+    file_format(out)
+    recipe = windows.recipe(driver, centred, precision)
+    options = text.options()
+    chosen = control_names(controls)
+    check_models(_loaded([model], chosen), loading, windows.length, running)
+    check_folder(out.parent)
+    corpora = load_corpora([corpus], options)
+
+    def target(_name: str, _one: Corpus, which: str) -> Path:
+        return out.with_name(f"{out.stem}--{which}{out.suffix}") if which else out
+
+    measured = _Measured(recipe, loading, running, chosen)
+    measured.run([model], corpora, target)
+    measured.finish(precision)
+
+
+class _Measured:
+    """Runs of models on corpora, each followed by its controls on the same windows."""
+
+    def __init__(
+        self, recipe: Recipe, loading: Loading, running: Running, controls: tuple[str, ...]
+    ) -> None:
+        self.recipe, self.loading, self.running = recipe, loading, running
+        self.controls = controls
+        self.runs: list[Path] = []
+        self.pairs: list[tuple[Path, Path]] = []
+
+    def run(self, names: list[str], corpora: list[Corpus], target: Target) -> None:
+        """Measure every model on every corpus, and then the controls."""
+        for name in names:
+            loaded = load_model(name, self.loading, self.running)
+            known = loaded.info.name
+            own = {}
+            for corpus in corpora:
+                path = target(known, corpus, "")
+                own[corpus.name] = self._compute(loaded, corpus, self.recipe, path)
+                for control in self.controls:
+                    if control != RANDOM:
+                        path = target(known, corpus, control)
+                        self._control(loaded, corpus, own[corpus.name], control, path)
+            del loaded
+            if RANDOM in self.controls and not name.startswith(f"{RANDOM}:"):
+                drawn = load_model(f"{RANDOM}:{name}", self.loading, self.running)
+                for corpus in corpora:
+                    path = target(known, corpus, RANDOM)
+                    self._control(drawn, corpus, own[corpus.name], None, path)
+                del drawn
+
+    def finish(self, precision: float | None) -> None:
+        """The table of all runs, their differences to the controls, and the exit status."""
+        from rankscope.store.files import load
+        from rankscope.summary import table
+        from rankscope.summary.differences import difference
+
+        rows = table(spectra_summaries(self.runs))
+        terminal.note("data: " + ", ".join(map(str, self.runs)))
+        terminal.summary_table(rows)
+        found = []
+        for one, other in self.pairs:
+            with load(one, lazy=True) as measured, load(other, lazy=True) as control:
+                found.append(difference(measured, control))
+        if found:
+            terminal.difference_table(found)
+        short = [run for run in self.runs if not precision_reached(run)]
+        for run in short:
+            terminal.note(
+                f"{run}: the text ended before the intervals were narrower than {precision}; "
+                "give more text, or allow more windows"
+            )
+        if any(row.n_failed for row in rows):
+            terminal.note(
+                "finished, but some matrices have no spectrum: see their status in the file"
+            )
+            raise typer.Exit(BAD_HEADS)
+        if short:
+            raise typer.Exit(TOO_SHORT)
+
+    def _control(
+        self, model: LoadedModel, corpus: Corpus, own: Path, control: str | None, path: Path
+    ) -> None:
+        from rankscope.store.files import load
+
+        # a run that stopped at its precision says itself which windows it has
+        with load(own, lazy=True) as dataset:
+            count = dataset.sizes["sample"]
+        recipe = replace(self.recipe, control=control, precision=None, windows=count)
+        self.pairs.append((own, self._compute(model, corpus, recipe, path)))
+
+    def _compute(self, model: LoadedModel, corpus: Corpus, recipe: Recipe, path: Path) -> Path:
+        from rankscope.engine import SpectraPlan
+
+        what = f"{recipe.control} of " if recipe.control else ""
+        plan = SpectraPlan(model, corpus, recipe)
+        self.runs.append(compute(plan, model, path, self.running, what))
+        return self.runs[-1]
+
+
+def _loaded(names: list[str], controls: tuple[str, ...]) -> list[str]:
+    """Models that a command loads."""
+    drawn = [f"{RANDOM}:{name}" for name in names if not name.startswith(f"{RANDOM}:")]
+    return list(dict.fromkeys([*names, *(drawn if RANDOM in controls else [])]))
