@@ -4,7 +4,7 @@ The flow, and its nouns::
 
     text ──windows──▶ capture ──Attention (one layer at a time)──▶ Spectrum, truncation, methods
                                                                                   │
-              plots, tables ◀── summary, selection ◀── xarray.Dataset ◀── store ◀─┘
+       plots, tables, report ◀── summary, selection ◀── xarray.Dataset ◀── store ◀─┘
 
 - A **Corpus** (:func:`load_corpus`) is numbered texts with a checksum; a **Window**
   (:func:`windows`) is a run of n of its tokens.
@@ -19,11 +19,14 @@ The flow, and its nouns::
   ``method("linformer:k=128")`` has a ``matrix`` and an ``apply``.
 - A **Sampling** says which windows and layers, a **Recipe** also how spectra are measured.
   :func:`spectra`, :func:`truncation_errors`, :func:`method_errors` and :func:`losses` measure in
-  memory, :func:`run` into a file that survives being stopped. The result is a **Dataset** with the
-  dimensions model, corpus, sample, layer, head, and index or method.
+  memory, :func:`run` into a file that survives being stopped; **Means** says with how many worker
+  processes, or on which cluster. The result is a **Dataset** with the dimensions model, corpus,
+  sample, layer, head, and index or method.
+- A recipe with a `control` measures what chance alone gives on the same windows;
+  :func:`difference` sets the two against each other, window by window.
 - :func:`choose_ranks` makes of truncation errors a **Choice**: a rank for every layer and head.
 - :func:`summarise` averages spectra over windows; :func:`export` and :func:`load` write and read
-  NetCDF, Zarr, CSV and Parquet.
+  NetCDF, Zarr, CSV and Parquet; :func:`write_report` makes an explorer for the browser.
 
 Five lines that make the low-rank plot of a model::
 
@@ -48,6 +51,7 @@ _PUBLIC = {
     "Choice": ("selection", "Choice"),
     "Corpus": ("text", "Corpus"),
     "LoadedModel": ("models", "LoadedModel"),
+    "Means": ("engine", "Means"),
     "RankscopeError": ("exceptions", "RankscopeError"),
     "Recipe": ("engine", "Recipe"),
     "Sampling": ("engine", "Sampling"),
@@ -58,6 +62,7 @@ _PUBLIC = {
     "choose_ranks": ("selection", "from_dataset"),
     "cumulative_ratio": ("rank", "cumulative_ratio"),
     "decompose": ("truncation", "decompose"),
+    "difference": ("summary.differences", "difference"),
     "effective_rank": ("rank", "effective_rank"),
     "energy_ratio": ("rank", "energy_ratio"),
     "error_curves": ("truncation", "error_curves"),
@@ -77,6 +82,7 @@ _PUBLIC = {
     "summarise": ("summary", "summarise"),
     "truncation_errors": ("engine", "truncation_errors"),
     "windows": ("text", "windows"),
+    "write_report": ("report", "write_report"),
 }
 
 __all__ = [
@@ -85,6 +91,7 @@ __all__ = [
     "Choice",
     "Corpus",
     "LoadedModel",
+    "Means",
     "RankscopeError",
     "Recipe",
     "Sampling",
@@ -96,6 +103,7 @@ __all__ = [
     "choose_ranks",
     "cumulative_ratio",
     "decompose",
+    "difference",
     "effective_rank",
     "energy_ratio",
     "error_curves",
@@ -115,12 +123,14 @@ __all__ = [
     "summarise",
     "truncation_errors",
     "windows",
+    "write_report",
 ]
 
 if TYPE_CHECKING:
     from rankscope.approximations import Approximation, method
     from rankscope.capture import Attention
     from rankscope.engine import (
+        Means,
         Recipe,
         Sampling,
         losses,
@@ -141,11 +151,13 @@ if TYPE_CHECKING:
         rank_at,
         stable_rank,
     )
+    from rankscope.report import write_report
     from rankscope.selection import Choice
     from rankscope.selection import from_dataset as choose_ranks
     from rankscope.status import Status
     from rankscope.store.files import export, load
     from rankscope.summary import summarise
+    from rankscope.summary.differences import difference
     from rankscope.text import Corpus, TextOptions, Window, load_corpus, windows
     from rankscope.truncation import decompose, error_curves
 

@@ -19,7 +19,7 @@ from rankscope.engine.frame import Frame
 from rankscope.engine.recipe import Sampling
 from rankscope.exceptions import MethodError, StoreError, UsageError
 from rankscope.linalg import one_blas_thread
-from rankscope.store import working_path
+from rankscope.store import locked, working_path
 from rankscope.store.schema import differences
 
 if TYPE_CHECKING:
@@ -120,6 +120,21 @@ def fit(
         raise UsageError(f"{target} is no .safetensors file", "name one")
     if sampling.windows is None:
         raise UsageError("a fit needs a number of windows", "give one in place of all")
+    with locked(target):
+        return _fit(model, corpus, sampling, settings, target, progress, overwrite, told)
+
+
+def _fit(
+    model: LoadedModel,
+    corpus: Corpus,
+    sampling: Sampling,
+    settings: Fit,
+    target: Path,
+    progress: Progress | None,
+    overwrite: bool,
+    told: Callable[[str], None] | None,
+) -> Path:
+    assert sampling.windows is not None
     count = sampling.windows
     frame = Frame.of(model, corpus, replace(sampling, windows=count + settings.held_out))
     if settings.k > frame.length:
