@@ -64,12 +64,7 @@ def main(argv: Sequence[str]) -> None:
                     else _spectra(model, corpus, replace(recipe, control=control))
                 )
                 gap = difference(measured, found)
-                summary = combine([found])[0].assign_attrs(
-                    difference=gap.mean,
-                    difference_low=gap.interval[0],
-                    difference_high=gap.interval[1],
-                    difference_units=gap.units,
-                )
+                summary = combine([found])[0].assign_attrs(gap.attrs())
                 summaries.append(_kept(summary, options.out))
                 differences.append(gap)
     terminal.summary_table(table(summaries))

@@ -17,6 +17,12 @@ def summaries(*names: str) -> list[xr.Dataset]:
     return [load(DATA / f"low_rank--{name}.nc") for name in names]
 
 
+def with_controls(model: str, corpus: str) -> tuple[list[xr.Dataset], list[xr.Dataset]]:
+    """A model's averages on a corpus; and those of its rows shuffled and of random weights."""
+    controls = (f"{control}-{model}--{corpus}" for control in ("rows", "random"))
+    return summaries(f"{model}--{corpus}"), summaries(*controls)
+
+
 def pictures(name: str) -> list[Path]:
     """The two files that a figure is saved to."""
     return [FOLDER / f"{name}.png", FOLDER / f"{name}.svg"]

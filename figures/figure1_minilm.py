@@ -1,14 +1,14 @@
-"""Linformer's Figure 1 for the pretrained MiniLM, beside its random-weight control."""
+"""Linformer's Figure 1 for the pretrained MiniLM, beside its controls."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from figures._data import pictures, summaries
+from figures._data import pictures, with_controls
 from rankscope import plots
 
 
 def draw() -> list[Path]:
     """Draw from the averages over 32 packed windows of the WikiText-103 test text."""
-    figure = plots.figure1(summaries("minilm--wikitext103-test", "random-minilm--wikitext103-test"))
+    figure = plots.figure1(*with_controls("minilm", "wikitext103-test"))
     return plots.save(figure, pictures("figure1_minilm"))

@@ -140,9 +140,8 @@ def test_difference_is_paired_by_window(model: LoadedModel, corpus: Corpus) -> N
     np.testing.assert_allclose(found.interval, wanted, rtol=1e-9)
     np.testing.assert_allclose(found.measured - found.control_mean, found.mean, rtol=1e-9)
     np.testing.assert_allclose(found.by_head, gaps.mean("sample").to_numpy()[0, 0], rtol=1e-12)
-    assert (found.model, found.control, found.units) == ("model", "rows", 3) or (
-        found.model.startswith("random:")
-    )
+    assert (found.model, found.control, found.units) == ("random:model", "rows", 3)
+    assert found.name == "rows:random:model"
     other = spectra(model, corpus, replace(RECIPE, skip=0, control="rows"))
     with pytest.raises(UsageError, match="another window"):
         difference(measured, other)

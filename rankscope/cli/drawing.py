@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ from rankscope.exceptions import UsageError
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from rankscope.summary.differences import Difference
 
 
 def plot(
@@ -55,12 +58,23 @@ def plot(
     terminal.note("wrote " + ", ".join(map(str, paths)))
 
 
-def draw_figure1(sources: list[Path], targets: list[Path], quantity: str = "cumulative") -> None:
-    """Figure 1 of stored spectra, into every target."""
+def draw_figure1(
+    sources: list[Path],
+    targets: list[Path],
+    quantity: str = "cumulative",
+    differences: Sequence[Difference] = (),
+) -> None:
+    """Figure 1 of stored spectra, into every target, with known differences to controls."""
     from rankscope import plots
 
     plots.check_quantity(quantity)
-    figure = plots.figure1(spectra_summaries(sources), quantity=quantity)  # type: ignore[arg-type]
+    parts = spectra_summaries(sources)
+    known = {(one.name, one.corpus): one.attrs() for one in differences}
+    parts = [
+        part.assign_attrs(known.get((str(part["model"].item()), str(part["corpus"].item())), {}))
+        for part in parts
+    ]
+    figure = plots.figure1(parts, quantity=quantity)  # type: ignore[arg-type]
     paths = [path for target in targets for path in plots.save(figure, target)]
     terminal.note("wrote " + ", ".join(map(str, paths)))
 

@@ -43,6 +43,7 @@ from rankscope.cli.running import (
 if TYPE_CHECKING:
     from rankscope.engine import Recipe
     from rankscope.models import LoadedModel
+    from rankscope.summary.differences import Difference
     from rankscope.text import Corpus
 
 RANDOM = "random"
@@ -87,7 +88,8 @@ def figure1(
 
     measured = _Measured(recipe, loading, running, chosen)
     measured.run(names, corpora, target)
-    draw_figure1(measured.runs, [out / "figure1.png", out / "figure1.svg"])
+    pictures = [out / "figure1.png", out / "figure1.svg"]
+    draw_figure1(measured.runs, pictures, differences=measured.differences())
     measured.finish(precision)
 
 
@@ -161,21 +163,26 @@ class _Measured:
                     self._control(drawn, corpus, own[corpus.name], None, path)
                 del drawn
 
-    def finish(self, precision: float | None) -> None:
-        """The table of all runs, their differences to the controls, and the exit status."""
+    def differences(self) -> list[Difference]:
+        """What was measured less each control."""
         from rankscope.store.files import load
-        from rankscope.summary import table
         from rankscope.summary.differences import difference
 
-        rows = table(spectra_summaries(self.runs))
-        terminal.note("data: " + ", ".join(map(str, self.runs)))
-        terminal.summary_table(rows)
         found = []
         for one, other in self.pairs:
             with load(one, lazy=True) as measured, load(other, lazy=True) as control:
                 found.append(difference(measured, control))
-        if found:
-            terminal.difference_table(found)
+        return found
+
+    def finish(self, precision: float | None) -> None:
+        """The table of all runs, their differences to the controls, and the exit status."""
+        from rankscope.summary import table
+
+        rows = table(spectra_summaries(self.runs))
+        terminal.note("data: " + ", ".join(map(str, self.runs)))
+        terminal.summary_table(rows)
+        if self.pairs:
+            terminal.difference_table(self.differences())
         short = [run for run in self.runs if not precision_reached(run)]
         for run in short:
             terminal.note(

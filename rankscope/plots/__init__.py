@@ -29,6 +29,7 @@ from rankscope.plots.parts import (
     corpus_of,
     curve_labels,
     curve_of,
+    difference_of,
     line_styles,
     listed,
     mark_label,
@@ -102,7 +103,9 @@ def ratio_curves(
 
     Each curve starts at 0 for k = 0 and comes with the 95 % interval of the summary as a band.
     Controls (:func:`rankscope.labels.control_of`) are grey and dashed. The legend gives the
-    value of each curve at the marked place, in the order of the curves there.
+    value of each curve at the marked place, in the order of the curves there; of a control whose
+    summary carries it (:meth:`rankscope.summary.differences.Difference.attrs`) also what was
+    measured less the control, with its interval.
 
     Parameters
     ----------
@@ -148,7 +151,7 @@ def ratio_curves(
         at = float(np.interp(place, ks, mean))
         if place:
             marks.add(place)
-            label += f": {at:.3f}"
+            label += f": {at:.3f}{difference_of(part, kind.prefix, place)}"
         (line,) = ax.plot(ks, mean, label=wrapped(label, width - 6), linewidth=1.4, **style)
         # not cut at the top, where every curve ends
         line.set_clip_on(False)

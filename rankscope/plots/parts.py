@@ -143,6 +143,16 @@ def is_control(part: xr.Dataset) -> bool:
     return bool(control_of(model_of(part))[0] or part.attrs.get("control", 0))
 
 
+def difference_of(part: xr.Dataset, prefix: str, place: float) -> str:
+    """What was measured less this control there, for the legend; empty where it is not known."""
+    attrs = part.attrs
+    if prefix or attrs.get("difference_index") != place:
+        return ""
+    half = (attrs["difference_high"] - attrs["difference_low"]) / 2
+    signed = f"{attrs['difference']:+.3f}".replace("-", "−")
+    return f" (measured {signed} ± {half:.3f})"
+
+
 def rows_of(parts: Sequence[xr.Dataset]) -> list[list[xr.Dataset]]:
     """Maps of each model: its corpora, then the controls that belong to it."""
     models = [part for part in parts if not is_control(part)]

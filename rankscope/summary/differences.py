@@ -27,6 +27,8 @@ class Difference:
     Attributes
     ----------
     model, corpus, control : str
+    name : str
+        The model of the control's run, such as ``rows:minilm``.
     index : int
         k.
     measured, control_mean : float
@@ -47,6 +49,7 @@ class Difference:
     model: str
     corpus: str
     control: str
+    name: str
     index: int
     measured: float
     control_mean: float
@@ -55,6 +58,16 @@ class Difference:
     units: int
     unit: str
     by_head: Floats
+
+    def attrs(self) -> dict[str, float]:
+        """The difference as attributes of the control's summary; figures show them."""
+        low, high = self.interval
+        return {
+            "difference": self.mean,
+            "difference_low": low,
+            "difference_high": high,
+            "difference_index": self.index,
+        }
 
 
 def difference(
@@ -116,11 +129,13 @@ def difference(
             census.add(now, int(here["n_tokens"][place]), here["status"].to_numpy()[place])
     for measure in means:
         measure.close_text()
+    name = str(control["model"].item())
     first, second, gap = (measure.result(census.unit) for measure in means)
     return Difference(
-        model=control_of(str(measured["model"].item()))[1],
+        model=str(measured["model"].item()),
         corpus=str(measured["corpus"].item()),
-        control=control_of(str(control["model"].item()))[0] or str(control["model"].item()),
+        control=control_of(name)[0] or name,
+        name=name,
         index=k,
         measured=float(first["_mean"]),
         control_mean=float(second["_mean"]),
