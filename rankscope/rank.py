@@ -109,6 +109,12 @@ def rank_at(
 def effective_rank(singular_values: ArrayLike, size: ArrayLike | None = None) -> FloatArray:
     """exp of the entropy of σ/Σσ: n for equal values, 1 for a single one.
 
+    Parameters
+    ----------
+    singular_values : (*batch, n) array
+    size : (*batch) int array, optional
+        Number of real values of each spectrum; n where not given.
+
     Returns
     -------
     (*batch) float64 in [1, n]; NaN where undefined.
@@ -131,6 +137,12 @@ def effective_rank(singular_values: ArrayLike, size: ArrayLike | None = None) ->
 
 def stable_rank(singular_values: ArrayLike, size: ArrayLike | None = None) -> FloatArray:
     """‖P‖_F² / σ₁² = Σσ²/σ₁², at most the rank.
+
+    Parameters
+    ----------
+    singular_values : (*batch, n) array
+    size : (*batch) int array, optional
+        Number of real values of each spectrum; n where not given.
 
     Returns
     -------
@@ -193,6 +205,12 @@ def numerical_rank(
 
 def spectral_gap(singular_values: ArrayLike, size: ArrayLike | None = None) -> FloatArray:
     """(σ₁ − σ₂)/σ₁: 1 for a matrix of rank one, 0 where the two largest are equal.
+
+    Parameters
+    ----------
+    singular_values : (*batch, n) array
+    size : (*batch) int array, optional
+        Number of real values of each spectrum; n where not given.
 
     Returns
     -------

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import xarray as xr
 
+import rankscope.store as store_of_runs
 from rankscope.store import RunSchema, RunStore, canonical_json, settings_hash
 from rankscope.store.schema import CENTRED, CURVE, MATRIX, SPECTRA
 
@@ -69,6 +71,18 @@ def complete(path: Path, run: RunSchema, order: list[int] | None = None) -> RunS
     for sample in order or range(run.n_samples):
         store.write(sample, window(run, sample))
     return store
+
+
+def full_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """From now on the disk is full when a variable is written."""
+    real = store_of_runs.put_windows
+
+    def put_windows(path: Path, array: Any, *rest: Any) -> None:
+        if array.basename == name:
+            raise OSError(28, "No space left on device")
+        real(path, array, *rest)
+
+    monkeypatch.setattr(store_of_runs, "put_windows", put_windows)
 
 
 def assert_bits_equal(one: xr.Dataset, other: xr.Dataset) -> None:

@@ -264,10 +264,10 @@ def test_workers_use_one_blas_thread_and_give_the_rest_back() -> None:
         names.add(threading.current_thread().name)
         seen.update(pool["num_threads"] for pool in threadpool_info())
         seen.add(torch.get_num_threads())
-        return torch.eye(4, dtype=torch.float64) * (i + 1)
+        return torch.eye(40, dtype=torch.float64) * (i + 1)
 
     with Workers(2) as workers:
-        found = workers.decompose(load, 20, (4, 4))
+        found = workers.decompose(load, 20, (40, 40))
     assert seen == {1}
     assert threading.current_thread().name not in names
     assert torch.get_num_threads() == before

@@ -25,7 +25,7 @@ from rankscope.store import (
 )
 from rankscope.store.files import FORMATS, export, load
 from rankscope.store.schema import CENTRED, CURVE, MATRIX, SPECTRA
-from run_stores import HASH, RECIPE, assert_bits_equal, complete, schema, window
+from run_stores import HASH, RECIPE, assert_bits_equal, complete, full_at, schema, window
 
 
 @pytest.mark.parametrize("suffix", sorted(FORMATS))
@@ -89,11 +89,7 @@ def test_f19_window_half_written_is_not_done(
     run = schema()
     store = complete(tmp_path / "s", run)
 
-    class Full:
-        def __setitem__(self, *_: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setitem(store._arrays, "rank_90", Full())
+    full_at(monkeypatch, "rank_90")
     with pytest.raises(StoreError, match="No space left"):
         store.write(1, window(run, 1))
     assert store.done().tolist() == [True, False, True]
@@ -224,7 +220,7 @@ def test_finish_keeps_the_store_when_it_cannot_write(tmp_path: Path, suffix: str
 
 def test_finish_refuses_a_store_that_lost_a_chunk(tmp_path: Path) -> None:
     store = complete(tmp_path / "s", schema())
-    (tmp_path / "s" / "rank_90" / "c.0" / "0" / "1" / "0" / "0").unlink()
+    (tmp_path / "s" / "rank_90" / "c.0.0.1.0.0").unlink()
     with pytest.raises(StoreError, match="lost parts of rank_90"):
         store.finish(tmp_path / "a.nc")
     assert os.listdir(tmp_path) == ["s"]
@@ -232,7 +228,7 @@ def test_finish_refuses_a_store_that_lost_a_chunk(tmp_path: Path) -> None:
 
 def test_finish_refuses_a_damaged_store(tmp_path: Path) -> None:
     store = complete(tmp_path / "s", schema())
-    chunk = tmp_path / "s" / "rank_90" / "c.0" / "0" / "1" / "0" / "0"
+    chunk = tmp_path / "s" / "rank_90" / "c.0.0.1.0.0"
     chunk.write_bytes(chunk.read_bytes()[:-3])
     for suffix in ("nc", "csv", "parquet"):
         with pytest.raises(StoreError, match=r"run store .*s is damaged") as error:

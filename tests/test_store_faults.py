@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["disks"]
 
-N, BLOCK = 240, 4
+N, BLOCK = 480, 4
 
 
 def blocks(path: Path, n_samples: int = N, block: int = BLOCK, n_index: int = 8) -> RunStore:
@@ -75,7 +75,7 @@ def test_f19_killed_at_20_random_moments_equals_uninterrupted(tmp_path: Path) ->
         with suppress(EOFError):
             for _ in range(1 if len(progress) < 2 else rng.randrange(1, 3)):
                 heard.recv_bytes()
-        time.sleep(rng.random() * 0.05)
+        time.sleep(rng.random() * 0.01)
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         heard.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import threadpoolctl
 import torch
 
@@ -67,3 +69,12 @@ class Counting(Marked):
         pools["torch"] = torch.get_num_threads()
         assert self.mark is not None
         self.mark.write_text(repr((os.getpid(), pools)))
+
+
+class Starving(Marked):
+    """Asks for more memory than the process may have."""
+
+    def act(self) -> None:
+        room = psutil.Process().memory_info().vms + 64 * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
+        torch.empty(2**28, dtype=torch.float64)

@@ -31,7 +31,7 @@ class Strip:
     columns : (blocks, c) int64
         Keys of each block; -1 where there is none. No key stands in a block twice.
     reach : int or None
-        Largest |i - j| of a query i and a key j; None where every pair of a block counts.
+        Largest ``|i - j|`` of a query i and a key j; None where every pair of a block counts.
     """
 
     rows: torch.Tensor

@@ -52,6 +52,7 @@ def capture(
     special: Special = "keep",
     values: bool = True,
     batch_size: int = 1,
+    overlap: bool = True,
 ) -> Iterator[Attention]:
     """Capture the attention of a model, layer by layer, window by window.
 
@@ -75,6 +76,9 @@ def capture(
         Whether the value vectors are handed out too; spectra do without.
     batch_size : int
         Windows of one forward pass.
+    overlap : bool
+        Whether the forward pass goes on while the reader works with a layer; without it the two
+        take turns and need one core.
 
     Returns
     -------
@@ -99,7 +103,7 @@ def capture(
     wanted = _wanted(expected, layers, group)
     batches = checked_batches(model, windows, attention_mask, batch_size)
     handout = _Handout(wanted, special, values)
-    return _stream(network, road, batches, expected, handout)
+    return _stream(network, road, batches, expected, handout, _Handover(overlap))
 
 
 class _Stopped(BaseException):
@@ -141,10 +145,13 @@ class _Handover:
     """One thing at a time from the forward pass to the reader.
 
     The giver waits until its thing is taken, and then goes on while the reader works with it: at
-    most two layers are alive, the reader's and the one that is held out.
+    most two layers are alive, the reader's and the one that is held out. Without overlap it waits
+    until the reader asks for the next.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, overlap: bool) -> None:
+        self._overlap = overlap
+        self._owed = False
         self._things: queue.Queue[object] = queue.Queue(maxsize=1)
         self._taken = threading.Semaphore(0)
         self._stopped = threading.Event()
@@ -152,19 +159,25 @@ class _Handover:
     def give(self, thing: object) -> None:
         """Hold out a thing until it is taken; ends the forward pass when nobody will."""
         self._things.put(thing)
-        while not self._taken.acquire(timeout=0.1):
-            if self._stopped.is_set():
-                raise _Stopped
+        self._taken.acquire()
+        if self._stopped.is_set():
+            raise _Stopped
 
     def take(self) -> object:
         """The next thing, waiting for it."""
+        if self._owed:
+            self._taken.release()
         thing = self._things.get()
-        self._taken.release()
+        self._owed = not self._overlap
+        if self._overlap:
+            self._taken.release()
         return thing
 
     def stop(self) -> None:
         """Nothing more will be taken."""
         self._stopped.set()
+        # whoever waits to be taken wakes up and finds out
+        self._taken.release()
 
 
 def _stream(
@@ -173,8 +186,8 @@ def _stream(
     batches: Sequence[Batch],
     expected: dict[Group, int],
     handout: _Handout,
+    handover: _Handover,
 ) -> Iterator[Attention]:
-    handover = _Handover()
     threads = torch.get_num_threads()
 
     def run() -> None:

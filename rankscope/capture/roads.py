@@ -180,6 +180,7 @@ class InterfaceRoad:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
+        """Change the model so that it can be heard; undone when the context closes."""
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import eager_mask
 
@@ -201,6 +202,7 @@ class InterfaceRoad:
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
+        """Send what the forward passes of this thread say to `listener`, and do as it says."""
         calls = 0
 
         def hear(module: torch.nn.Module, **given: Any) -> Edit | None:
@@ -268,6 +270,7 @@ class HookRoad:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
+        """Change the model so that it can be heard; undone when the context closes."""
         with ExitStack() as stack:
             for module in self.network.modules():
                 if type(module).__name__ == self.family.module:
@@ -276,6 +279,7 @@ class HookRoad:
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
+        """Send what the forward passes of this thread say to `listener`, and do as it says."""
         self.listener = listener
         try:
             yield

@@ -16,6 +16,7 @@ from rankscope.cli.drawing import plot
 from rankscope.cli.linformer import linformer
 from rankscope.cli.measuring import figure1, spectra
 from rankscope.cli.methods import add_to
+from rankscope.cli.planning import plan
 from rankscope.cli.ranks import choose_rank
 from rankscope.cli.reporting import report
 from rankscope.exceptions import RankscopeError
@@ -35,6 +36,7 @@ app.command()(spectra)
 add_to(app)
 app.command()(choose_rank)
 app.command()(plot)
+app.command()(plan)
 app.command()(report)
 app.add_typer(linformer, name="linformer")
 

@@ -216,16 +216,24 @@ class Processes(Crew):
         """A new worker in the place of one that died; gives back what that was given."""
         block = dead.blocks[0]
         dead.process.join()
-        how = _ending(dead.process.exitcode)
+        exit_code = dead.process.exitcode
+        how = _ending(exit_code)
         dead.pipe.close()
         dead.process.close()
         deaths[block.start] += 1
+        if exit_code is not None and exit_code > 0:
+            # nobody ended it: it could not even start, and the next one could not either
+            self._members.remove(dead)
+            raise WorkerError(
+                f"worker {dead.number} {how} before it could start; its reason stands above",
+                "in a script of your own, start the run under `if __name__ == '__main__':`, since "
+                "every worker imports the script; the windows that are done are kept",
+            )
         if deaths[block.start] >= DEATHS:
             self._members.remove(dead)
             raise WorkerError(
                 f"{DEATHS} workers died over {block}, the last one {how}",
-                "use fewer workers if memory is short; in a script of your own, start the run "
-                "under `if __name__ == '__main__':`; the windows that are done are kept, and the "
+                "use fewer workers if memory is short; the windows that are done are kept, and the "
                 "same command goes on",
             )
         self._told(f"worker {dead.number} {how} at {block}; another takes its place")
@@ -260,14 +268,14 @@ def serve(pipe: Connection, job: bytes, number: int) -> None:
             block: Block = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             return
-        answer: Result | Exception
         try:
             unpacked = unpacked or pickle.loads(job)
-            answer = compute(unpacked, block, number)
+            found = compute(unpacked, block, number)
+            packed = pickle.dumps(found, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
-            answer = portable_error(error, f"worker {number} (process {os.getpid()})")
+            packed = pickle.dumps(portable_error(error, f"worker {number} (process {os.getpid()})"))
         try:
-            pipe.send_bytes(pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL))
+            pipe.send_bytes(packed)
         except OSError:
             # whoever asked is gone
             return

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,12 +148,15 @@ def execute(
     RankscopeError
         Of a kind that tells what is wrong with windows, model, memory, workers or target.
     """
-    target = Path(target)
+    asked = Path(target)
+    # in full: whoever is called meanwhile may change the working folder
+    target = Path(os.path.abspath(asked))
     means = means or Means()
     say = told or (lambda line: None)
     with locked(target), terminable():
         if target.exists() and not overwrite and _holds(target, plan.settings_hash):
-            return target
+            _clear(working_path(target), plan)
+            return asked
         check_target(target, attrs=plan.schema.attrs, overwrite=overwrite)
         for place in (target, working_path(target)):
             remove_leftovers(place)
@@ -178,7 +181,8 @@ def execute(
                 raise
             run.remove_if_empty()
             raise short from error
-        return run.store.finish(target, overwrite=overwrite, samples=samples, attrs=attrs)
+        run.store.finish(target, overwrite=overwrite, samples=samples, attrs=attrs)
+    return asked
 
 
 @dataclass
@@ -274,15 +278,18 @@ class _Run:
         names = ("status", "cumulative_ratio", "energy_ratio", "n_tokens", "text_id")
         with self.store.dataset() as dataset:
             pair = dataset[list(names)].isel(model=0, corpus=0)
-            for sample in range(start, stop):
-                one = pair.isel(sample=sample).load()
-                rule.add(
-                    text_id=int(one["text_id"]),
-                    n_tokens=int(one["n_tokens"]),
-                    status=one["status"].to_numpy(),
-                    cumulative_ratio=one["cumulative_ratio"].to_numpy(),
-                    energy_ratio=one["energy_ratio"].to_numpy(),
-                )
+            step = self.store.block
+            for first in range(start, stop, step):
+                part = pair.isel(sample=slice(first, min(first + step, stop))).load()
+                arrays = {name: part[name].to_numpy() for name in names}
+                for place in range(part.sizes["sample"]):
+                    rule.add(
+                        text_id=int(arrays["text_id"][place]),
+                        n_tokens=int(arrays["n_tokens"][place]),
+                        status=arrays["status"][place],
+                        cumulative_ratio=arrays["cumulative_ratio"][place],
+                        energy_ratio=arrays["energy_ratio"][place],
+                    )
 
 
 def _looks(limit: int, block: int) -> Sequence[int]:
@@ -292,23 +299,36 @@ def _looks(limit: int, block: int) -> Sequence[int]:
 
 def _store(plan: Plan, folder: Path, overwrite: bool, say: Told) -> RunStore:
     """The store of a run that was stopped, less what is damaged in it, or a new one."""
-    if folder.exists():
-        try:
-            store = RunStore.open(folder, plan.settings_hash, recipe=plan.settings)
-            bad = store.verify()
-        except StoreError:
-            if not overwrite:
-                raise
-            remove(folder)
-        else:
-            if bad:
-                store.forget(bad)
-                say(
-                    f"{folder}: {len(bad)} windows are damaged ({_listed(bad)}) and are computed "
-                    "again; the others are kept"
-                )
-            return store
-    return RunStore.create(folder, plan.schema)
+    if not os.path.lexists(folder):
+        return RunStore.create(folder, plan.schema)
+    # an overwrite must never delete what is someone's own
+    if not (folder / "zarr.json").is_file():
+        raise StoreError(
+            f"{folder}, where the windows of this run belong, is no run store",
+            "move it away, or choose another output",
+        )
+    try:
+        store = RunStore.open(folder, plan.settings_hash, recipe=plan.settings, told=say)
+        bad = store.verify()
+    except StoreError:
+        if not overwrite:
+            raise
+        remove(folder)
+        return RunStore.create(folder, plan.schema)
+    if bad:
+        store.forget(bad)
+        say(
+            f"{folder}: {len(bad)} windows are damaged ({_listed(bad)}) and are computed "
+            "again; the others are kept"
+        )
+    return store
+
+
+def _clear(folder: Path, plan: Plan) -> None:
+    """Delete the store of a run that was stopped between its last two steps."""
+    if folder.is_dir():
+        with suppress(StoreError):
+            RunStore.open(folder, plan.settings_hash).remove()
 
 
 def _listed(numbers: Sequence[int]) -> str:

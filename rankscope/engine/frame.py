@@ -298,11 +298,18 @@ class Frame:
                 method.apply(attention)
 
     def attentions(
-        self, model: LoadedModel, samples: Sequence[int], *, values: bool, batch_size: int = 1
+        self,
+        model: LoadedModel,
+        samples: Sequence[int],
+        *,
+        values: bool,
+        batch_size: int = 1,
+        overlap: bool = True,
     ) -> Iterator[tuple[tuple[int, ...], Attention]]:
         """The chosen layers of every window of `samples` that has tokens, one layer at a time.
 
-        Neighbours of one length share a forward pass, at most `batch_size` of them.
+        Neighbours of one length share a forward pass, at most `batch_size` of them; with `overlap`
+        it goes on while a layer is at work.
 
         Yields
         ------
@@ -327,6 +334,7 @@ class Frame:
             special=self.sampling.special,  # type: ignore[arg-type]
             values=values,
             batch_size=batch_size,
+            overlap=overlap,
         )
         # closing: an error or an interrupt here must not leave the model borrowed
         with closing(stream):  # type: ignore[type-var]

@@ -132,7 +132,11 @@ class LayerPlan(Plan):
         order = sorted(todo, key=self.frame.sizes.__getitem__) if batch_size > 1 else todo
         open_results: dict[int, WindowResult] = {}
         under_way: deque[tuple[list[WindowResult], int, Filing | None]] = deque()
-        stream = self.frame.attentions(model, order, values=self.values, batch_size=batch_size)
+        # a worker of one thread keeps to one core, so that as many as there are cores fit in
+        overlap = pool.count > 1 or model.model.device.type != "cpu"
+        stream = self.frame.attentions(
+            model, order, values=self.values, batch_size=batch_size, overlap=overlap
+        )
         for samples, attention in stream:
             for sample in samples:
                 if sample not in open_results:

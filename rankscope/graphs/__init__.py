@@ -10,14 +10,14 @@ A token's own key is no edge: degrees, distances and triangles leave the diagona
 follow the direction of the edges; clustering, spectral gap and small-world coefficients are those
 of :func:`undirected`, in which two tokens are neighbours if either attends to the other.
 
-=================== ============================================================================
+==================== ===========================================================================
 :func:`degrees`      keys of a query, queries of a key
 :func:`path_lengths` mean distance, diameter, pairs that never reach each other
 :func:`clustering`   how many of a token's neighbours are neighbours
 :func:`spectral_gap` of the random walk
 :func:`reach`        how far, and to how many tokens, a token sees after 1, 2, … layers
 :func:`small_world`  σ and ω against Erdős–Rényi graphs and the ring lattice
-=================== ============================================================================
+==================== ===========================================================================
 """
 
 from __future__ import annotations

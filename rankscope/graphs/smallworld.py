@@ -64,7 +64,7 @@ def small_world(
     draws : int
         Erdős–Rényi graphs, of the seeds `seed`, `seed` + 1, ….
     sources : int, optional
-        As for :func:`path_lengths`, for all of the graphs.
+        As for :func:`rankscope.graphs.paths.path_lengths`, for all of the graphs.
     seed : int
 
     Returns
@@ -74,7 +74,8 @@ def small_world(
     Raises
     ------
     UsageError
-        If `draws` is below 1, the graph has no edge, or as :func:`path_lengths` does.
+        If `draws` is below 1, the graph has no edge, or as
+        :func:`rankscope.graphs.paths.path_lengths` does.
 
     References
     ----------

@@ -133,7 +133,7 @@ def load(
     UnsupportedModel
         With ``head="required"``, for a family that has no language-model head here.
     ModelError
-        One of its kinds for what :func:`check` refuses.
+        One of its kinds for what :func:`rankscope.models.check` refuses.
     """
     prepared = _prepare(spec, dtype, device, seed, tokenizer, "download")
     info, checkpoint = prepared.info, prepared.checkpoint

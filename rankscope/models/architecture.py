@@ -53,6 +53,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "intermediate_size": 4096,
     },
 }
+"""Configurations that are known without a file, by the name that ``random:`` takes."""
 
 # Families whose position ids start at pad_token_id + 1, as RoBERTa's do.
 POSITIONS_AFTER_PAD = frozenset(

@@ -66,6 +66,13 @@ def parameter_dtype(model: PreTrainedModel) -> str:
 
 
 def check_device(device: str) -> None:
+    """Refuse a device that is not on this machine.
+
+    Raises
+    ------
+    UsageError
+        For anything but the CPU and the CUDA devices that torch finds.
+    """
     import torch
 
     try:

@@ -69,7 +69,11 @@ def rank_over_length(
             )
     if not found:
         raise UsageError("nothing to draw", "measure a model over several lengths")
-    styles = looks(list(found), first=next(iter(found)))
+    # lines tell the kinds apart, so that colour and mark are left for the models
+    styles = {
+        label: {**look, "linestyle": "-"}
+        for label, look in looks(list(found), first=next(iter(found))).items()
+    }
     greys = {
         label: {
             **styles[label],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from rankscope.store.containers import (
     read_container,
     to_a_pause,
 )
-from rankscope.store.faults import Progress, damaged_windows, read_states
+from rankscope.store.faults import Progress, damaged_windows, mend_states, read_states
 from rankscope.store.fields import filler, padded, stacked, whole_blocks
 from rankscope.store.files import file_format
 from rankscope.store.finishing import MEND, copy, move
@@ -120,6 +120,7 @@ class RunStore:
         path: str | os.PathLike[str],
         settings_hash: str,
         recipe: Mapping[str, Any] | None = None,
+        told: Callable[[str], None] | None = None,
     ) -> RunStore:
         """Open the store of a run that was stopped.
 
@@ -131,6 +132,9 @@ class RunStore:
             `settings_hash` of the run that wants to go on.
         recipe : mapping, optional
             The settings themselves, to say which of them differ.
+        told : callable, optional
+            Damaged states are had from the windows themselves, and this is called with a line that
+            says so; `verify` must follow. Without it they are an error.
 
         Returns
         -------
@@ -166,6 +170,8 @@ class RunStore:
             )
         with reading(path):
             store = cls(path, layout)
+            if told is not None:
+                mend_states(path, store._arrays, told)
             store.done()
         return store
 
@@ -216,12 +222,12 @@ class RunStore:
                 # a window that is being replaced is not done until it is whole again
                 if (states[here] != State.absent).any():
                     states[here] = State.absent
-                    self._put_states(first, states)
+                    self._put("state", first, states[None, None])
                 for name in self._own:
                     whole = padded(self.layout, name, ready[name], start - lower, upper - stop)
                     self._put(name, lower, whole)
                 states[here] = ready["state"][0, 0]
-                self._put_states(first, states)
+                self._put("state", first, states[None, None])
         # a chunk that other windows share was read before it was written
         except (RuntimeError, ValueError) as error:
             raise StoreError(f"the run store {self.path} is damaged: {error}", MEND) from error
@@ -286,7 +292,7 @@ class RunStore:
             inside = wanted < first + len(states)
             states[wanted[inside] - first] = State.absent
             with writing(self.path):
-                self._put_states(first, states)
+                self._put("state", first, states[None, None])
             wanted = wanted[~inside]
 
     def dataset(self) -> xr.Dataset:
@@ -376,9 +382,6 @@ class RunStore:
         step = array.chunks[2]
         first, last = start // step * step, min(-(-stop // step) * step, self.n_samples)
         return first, read_states(self.path, array, first, last)
-
-    def _put_states(self, first: int, states: np.ndarray) -> None:
-        self._put("state", first, states[None, None])
 
     def _put(self, name: str, first: int, values: np.ndarray) -> None:
         put_windows(self.path, self._arrays[name], first, values, filler(self.layout, name) or 0)

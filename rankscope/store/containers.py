@@ -14,7 +14,7 @@ import xarray as xr
 
 from rankscope.exceptions import StoreError
 from rankscope.store.attributes import LAYOUT_KEY, SCHEMA_KEY, decode_attrs, encode_attrs
-from rankscope.store.chunks import ZSTD_LEVEL, chunk_file
+from rankscope.store.chunks import ZSTD_LEVEL, among_strangers, chunk_file
 from rankscope.store.layout import Layout, as_text, piece_step, pieces
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def open_zarr_arrays(path: Path) -> dict[str, zarr.Array[Any]]:
     """Arrays of a Zarr folder, to be written to."""
     import zarr
 
-    with zarr.config.set({"array.write_empty_chunks": True}):
+    with zarr.config.set({"array.write_empty_chunks": True}), among_strangers():
         return dict(zarr.open_group(str(path), mode="r+", zarr_format=3).arrays())
 
 
@@ -246,17 +246,18 @@ def read_container(path: Path, engine: str) -> xr.Dataset:
         If rankscope did not write it, or a part of it is missing.
     """
     options: dict[str, Any] = {"consolidated": False, "zarr_format": 3} if engine == "zarr" else {}
-    raw = xr.open_dataset(
-        path,
-        engine=engine,
-        cache=False,
-        mask_and_scale=False,
-        decode_times=False,
-        decode_timedelta=False,
-        decode_coords=False,
-        concat_characters=False,
-        **options,
-    )
+    with among_strangers():
+        raw = xr.open_dataset(
+            path,
+            engine=engine,
+            cache=False,
+            mask_and_scale=False,
+            decode_times=False,
+            decode_timedelta=False,
+            decode_coords=False,
+            concat_characters=False,
+            **options,
+        )
     try:
         return _restore(raw, _read_layout(raw))
     except BaseException:
@@ -328,7 +329,9 @@ def missing_chunks(path: Path, samples: int | None = None) -> dict[str, int]:
     import zarr
 
     missing: dict[str, int] = {}
-    for name, array in zarr.open_group(str(path), mode="r", zarr_format=3).arrays():
+    with among_strangers():
+        arrays = dict(zarr.open_group(str(path), mode="r", zarr_format=3).arrays())
+    for name, array in arrays.items():
         grid = [*array.cdata_shape]
         dims = array.metadata.dimension_names or ()  # type: ignore[union-attr]
         if samples is not None and "sample" in dims:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.atomic import writing
 from rankscope.exceptions import StoreError
-from rankscope.store.chunks import chunk_file
+from rankscope.status import State, Status, state_of
+from rankscope.store.chunks import check_chunk, chunk_file, count_chunks, put_windows
 
 if TYPE_CHECKING:
     import zarr
@@ -56,6 +59,56 @@ def read_states(path: Path, array: zarr.Array[Any], start: int, stop: int) -> ND
                 "anew, all others stay",
             ) from error
     return np.concatenate(parts) if parts else np.empty(0, np.int8)
+
+
+def mend_states(
+    path: Path, arrays: Mapping[str, zarr.Array[Any]], told: Callable[[str], None]
+) -> None:
+    """States that are lost or damaged, as the windows themselves tell them.
+
+    A window whose other variables are not whole is among them; :func:`damaged_windows` finds it.
+
+    Parameters
+    ----------
+    path : Path
+        Folder of the run.
+    arrays : mapping of str to zarr.Array
+        Its variables, ``state`` and ``status`` among them.
+    told : callable
+        Called with a line for every chunk of states that was written anew.
+    """
+    state, status = arrays["state"], arrays["status"]
+    step, n_samples = state.chunks[2], state.shape[2]
+    for start in range(0, n_samples, step):
+        stop = min(start + step, n_samples)
+        with suppress(StoreError):
+            if (read_states(path, state, start, stop) != State.absent).any():
+                continue
+            # nothing, or no more than the block that a kill has cut off
+            if count_chunks(path, status, start, stop) < 2:
+                continue
+        found = _states_of_windows(path, status, start, stop)
+        with writing(path):
+            put_windows(path, state, start, found[None, None], int(State.absent))
+        told(
+            f"{path}: which windows are done was lost; {int((found != State.absent).sum())} of the "
+            f"windows {start} to {stop - 1} are there"
+        )
+
+
+def _states_of_windows(
+    path: Path, status: zarr.Array[Any], start: int, stop: int
+) -> NDArray[np.int8]:
+    found = np.full(stop - start, State.absent, np.int8)
+    block = status.chunks[2]
+    for first in range(start, stop, block):
+        if not _is_whole(path, status, first, block):
+            continue
+        last = min(first + block, stop)
+        for sample, codes in enumerate(np.asarray(status[0, 0, first:last]), first):
+            if not (codes == Status.absent).any():
+                found[sample - start] = state_of(codes)
+    return found
 
 
 def damaged_windows(
@@ -108,11 +161,12 @@ def damaged_windows(
 
 def _is_whole(path: Path, array: zarr.Array[Any], first: int, block: int) -> bool:
     place = (0, 0, first // block, *(0 for _ in array.shape[3:]))
+    file = chunk_file(path, array, place)
     # zarr reads a chunk that is not there as fill values
-    if not chunk_file(path, array, place).is_file():
+    if not file.is_file():
         return False
     try:
-        array[:, :, first : first + block]
+        check_chunk(file, array)
     except OSError:
         raise
     # the codecs raise whatever they like over damaged bytes

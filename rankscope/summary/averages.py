@@ -182,6 +182,7 @@ class Census:
         return "text" if len(self._usable) > 1 else "window"
 
     def result(self) -> Cell:
+        """Counts, sizes and units, by the names that they have in a summary."""
         length = 1 if self.unit == "text" else batch_length(self._usable_windows)
         units = len(self._usable) if self.unit == "text" else self._usable_windows // length
         low, high = self._sizes or (0, 0)

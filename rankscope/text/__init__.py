@@ -39,23 +39,29 @@ MODES = ("packed", "document", "overlap")
 
 
 class Tokenizer(Protocol):
-    """What :func:`windows` needs of a tokenizer.
-
-    ``prefix`` and ``suffix`` are the special tokens around every window; ``encode`` gives a whole
-    text's tokens without special tokens, truncation or warnings; ``pieces`` gives the tokens'
-    strings.
-    """
+    """What :func:`rankscope.windows` needs of a tokenizer."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """For messages and results."""
+
     @property
-    def prefix(self) -> tuple[int, ...]: ...
+    def prefix(self) -> tuple[int, ...]:
+        """Special tokens before the text of every window."""
+
     @property
-    def suffix(self) -> tuple[int, ...]: ...
+    def suffix(self) -> tuple[int, ...]:
+        """Special tokens after it."""
+
     @property
-    def pad_id(self) -> int | None: ...
-    def encode(self, text: str) -> list[int]: ...
-    def pieces(self, ids: Sequence[int]) -> list[str]: ...
+    def pad_id(self) -> int | None:
+        """The pad token, if there is one."""
+
+    def encode(self, text: str) -> list[int]:
+        """A whole text's tokens, without special tokens, truncation or warnings."""
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The strings of tokens."""
 
 
 # arrays have no single truth value, so windows are compared by identity

@@ -42,10 +42,11 @@ class TextOptions:
         together again are the document; anything before the first title that is not blank is a text
         of its own.
     headings : {"keep", "drop"}
-        Leave out WikiText headings of every level (`` = Title = ``, `` = = Section = = ``), found
-        by the same rule; the blank lines around them stay.
+        Leave out WikiText headings of every level (``= Title =``, ``= = Section = =``, a blank on
+        either side), found by the same rule; the blank lines around them stay.
     marks : {"keep", "join"}
-        Turn WikiText's `` @-@ ``, `` @,@ `` and `` @.@ `` into ``-``, ``,`` and ``.``.
+        Turn WikiText's ``@-@``, ``@,@`` and ``@.@``, with the blanks around them, into ``-``,
+        ``,`` and ``.``.
     breaks : {"keep", "newline", "space"}
         Turn the HTML line breaks of IMDB (``<br />``, ``<br/>``, ``<br>``) into a line feed or a
         space, each on its own, before texts are cut.
