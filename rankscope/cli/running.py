@@ -28,6 +28,9 @@ TOO_SHORT = 8
 INTERRUPTED = 130
 """Exit status of a run that was stopped from the keyboard."""
 
+TERMINATED = 143
+"""Exit status of a run that was told to end, as batch systems do."""
+
 
 def check_models(
     names: list[str], loading: Loading, length: int, running: Running | None = None
@@ -145,9 +148,10 @@ def compute(plan: Plan, model: LoadedModel, target: Path, running: Running, what
                 overwrite=running.overwrite,
                 memory_limit=limit,
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         terminal.note(f"stopped; the same command goes on from {working_path(target)}")
-        raise typer.Exit(INTERRUPTED) from None
+        ended = isinstance(stopped, engine.Terminated)
+        raise typer.Exit(TERMINATED if ended else INTERRUPTED) from None
 
 
 def precision_reached(run: Path) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.engine.execution import Means, execute
+from rankscope.engine.execution import Means, Terminated, execute
 from rankscope.engine.machine import estimate, free_memory
 from rankscope.engine.measure_losses import InterventionPlan
 from rankscope.engine.measure_methods import ComparisonPlan
@@ -33,6 +33,7 @@ __all__ = [
     "Recipe",
     "Sampling",
     "SpectraPlan",
+    "Terminated",
     "TruncationPlan",
     "estimate",
     "execute",

@@ -84,7 +84,7 @@ def interval_rows(
     with house_style():
         names = ["\n".join(textwrap.wrap(row, _LABEL, break_on_hyphens=False)) for row in rows]
         lines = sum(name.count("\n") + 1 for name in names)
-        room = max(1.0, 0.5 + 0.5 * len(series))
+        room = max(1.0, 0.6 + 0.36 * len(values))
         height = 0.75 + _ROW * max(lines, len(rows) * room)
         figure, legend = _figure(width, height, list(values))
         ax = figure.subplots()
