@@ -21,7 +21,7 @@ from numpydoc.validate import validate
 import rankscope
 from conftest import ROOT
 
-DOCS = ROOT / "docs"
+DOCS = ROOT / ".docs"
 FACADE = sorted({*rankscope.__all__} - {"__version__"})
 
 

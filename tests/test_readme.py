@@ -40,8 +40,18 @@ SMALL = {
     "--at": "4,8",
     "-k": "4",
 }
-SIZED = {"figure1", "spectra", "truncate", "choose-rank", "intervene", "compare", "fit"}
-"""Commands that take a length and a number of windows, whether the README names them or not."""
+SIZED = {
+    "figure1",
+    "spectra",
+    "truncate",
+    "choose-rank",
+    "intervene",
+    "compare",
+    "fit",
+    "evaluate",
+    "plan",
+}
+"""Commands that take a length, and windows but for plan, whether the README names them or not."""
 
 
 def blocks() -> Iterator[tuple[str, str]]:
@@ -58,9 +68,13 @@ def small(line: str) -> list[str]:
     """The words of a command after `rankscope`, with what a test has."""
     words = [REPLACED.get(word, word) for word in shlex.split(line)[1:]]
     if SIZED & {*words[:2]}:
-        words += [
-            one for name in ("--length", "--windows") if name not in words for one in (name, "")
-        ]
+        # a precision is reached with as many windows as it takes
+        free = words[0] == "plan" or "--precision" in words
+        sizes = ("--length",) if free else ("--length", "--windows")
+        words += [one for name in sizes if name not in words for one in (name, "")]
+    if words[0] == "figure1":
+        # two commands of the README may draw one model on one text, with other settings
+        words.append("--overwrite")
     after = ["", *words[:-1]]
     return [SMALL.get(before, word) for before, word in zip(after, words, strict=True)]
 

@@ -135,17 +135,6 @@ def choose_rank(
         by=by.value,
         minimum=1 if minimum is None else minimum,
     )
-    if out.suffix != ".json":
-        raise UsageError(f"{out} is no .json file", "name one with --out")
-    if check < 0:
-        raise UsageError(f"{check} windows cannot be checked", "use 0 for no check, or more")
-    sampling = windows.sampling()
-    if check and sampling.windows is None:
-        raise UsageError(
-            "with --windows all none is left to check on", "give a number, or --check 0"
-        )
-    if tolerance is not None and by is not By.head:
-        raise UsageError("a tolerance gives every head a rank of its own", "leave out --by")
     options = text.options()
     check_models([model], loading, windows.length, running)
     check_folder(out.parent)

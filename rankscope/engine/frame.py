@@ -215,7 +215,8 @@ class Frame:
             "model": {
                 key: value
                 for key, value in self.model.items()
-                if key not in ("spec", "device", "source")
+                # weights that the model does not use are others with a head than without
+                if key not in ("spec", "device", "source", "unexpected")
             },
             "corpus": dict(self.corpus),
         }
