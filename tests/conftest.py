@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance import pytest_generate_tests  # noqa: F401 a hook of pytest's
+from disks import small_disk  # noqa: F401
+from fault_runs import computed, whole  # noqa: F401
 
 if TYPE_CHECKING:
     from rankscope.models import LoadedModel

@@ -1,7 +1,7 @@
 """A disk that is really small and really full, or really read-only, for the tests that need one.
 
 Permissions do not stop the superuser, and a simulated error shows only what its author knew: so a
-``tmpfs`` of 2 MiB is mounted. A test module takes the fixture by ``pytest_plugins = ["disks"]``.
+``tmpfs`` of 2 MiB is mounted. `conftest` makes the fixture known.
 """
 
 from __future__ import annotations

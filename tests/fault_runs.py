@@ -1,4 +1,4 @@
-"""Fixtures of runs that meet faults; a module takes them by ``pytest_plugins = ["fault_runs"]``."""
+"""Fixtures of runs that meet faults, made known by `conftest`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import xarray as xr
-from faults import SIX
 
 from commands import rankscope
-from rankscope.engine import SpectraPlan
+from faults import SIX
 from rankscope.store.files import load
 
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch, windows_by_themselves: None) -> list[int]:
     """Windows in the order in which they were computed, since the list was last cleared."""
+    # not before the environment says that there is no network
+    from rankscope.engine import SpectraPlan
+
     found: list[int] = []
     real = SpectraPlan.add
 

@@ -196,6 +196,8 @@ def test_help_and_import_load_nothing_heavy() -> None:
 def test_interrupted_run_goes_on(place: Path) -> None:
     arguments = ["spectra", *TINY, "--length", "12", "--windows", "80", "--out", "run.nc"]
     start = (
+        # whoever started the tests may have the signal ignored, which children inherit
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from rankscope.engine import frame; frame.BLOCK_TOKENS = 1\n"
         "from rankscope.cli import main; main()"
     )

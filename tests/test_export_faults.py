@@ -22,7 +22,6 @@ from rankscope.store.files import FORMATS, check_target, export, load
 if TYPE_CHECKING:
     from disks import SmallDisk
 
-pytest_plugins = ["disks"]
 
 SUFFIXES = sorted(FORMATS)
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from faults import SIX, STORE, refused, stopped_after
 
 from commands import rankscope
+from faults import SIX, STORE, refused, stopped_after
 from rankscope.cli.running import BAD_HEADS
 from rankscope.engine import Recipe, SpectraPlan, execute
 from rankscope.exceptions import MemoryLimit, TextError, UsageError
@@ -23,9 +23,6 @@ from rankscope.store import RunStore, working_path
 from rankscope.store.files import load
 from rankscope.text import load_corpus
 from run_stores import assert_bits_equal
-
-pytest_plugins = ["fault_runs"]
-
 
 # --- results that are failures -------------------------------------------------------------------
 

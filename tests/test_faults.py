@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import xarray as xr
-from faults import SIX, STORE, chunks_of, cut, files_of, refused, stopped_after, window_of
 
 from commands import rankscope
+from faults import SIX, STORE, chunks_of, cut, files_of, refused, stopped_after, window_of
 from rankscope.store import RunStore, working_path
 from rankscope.store.files import load
 from rankscope.store.locking import lock_path
@@ -26,8 +26,6 @@ from run_stores import assert_bits_equal
 
 if TYPE_CHECKING:
     from disks import SmallDisk
-
-pytest_plugins = ["disks", "fault_runs"]
 
 
 # --- disks ---------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from faults import stopped_after
 from transformers import AutoModel
 
 from commands import rankscope
+from faults import stopped_after
 from rankscope.linalg import FEW, SMALL, Workers, singular_values
 from rankscope.models import load as load_model
 from rankscope.status import State, Status

@@ -26,7 +26,6 @@ from run_stores import HASH, RECIPE, assert_bits_equal, schema, window
 if TYPE_CHECKING:
     from disks import SmallDisk
 
-pytest_plugins = ["disks"]
 
 N, BLOCK = 480, 4
 

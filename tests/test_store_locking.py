@@ -28,8 +28,6 @@ from run_stores import schema, window
 if TYPE_CHECKING:
     from disks import SmallDisk
 
-pytest_plugins = ["disks"]
-
 
 @pytest.fixture
 def context() -> ForkServerContext:
