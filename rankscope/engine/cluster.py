@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankscope.engine.crew import Crew
 from rankscope.engine.work import Block, Job, Result, compute, portable_error
@@ -61,7 +60,7 @@ class Cluster(Crew):
             self._client.wait_for_workers(1, timeout=CONNECT_S)
         except (OSError, TimeoutError, ValueError) as error:
             reached = self._client is not None
-            self._close()
+            self.close(failed=True)
             raise WorkerError(
                 f"the scheduler {self.address} has no worker"
                 if reached
@@ -73,13 +72,14 @@ class Cluster(Crew):
         self._told(f"cluster {self.address}: {len(self._workers())} workers")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._close()
+    def close(self, failed: bool) -> None:
+        if self._client is None:
+            return
+        client, self._client = self._client, None
+        self._given = {}
+        # a scheduler that is gone cannot be told, and what cannot be told must not hide why
+        with suppress(TimeoutError, OSError):
+            client.close(timeout=CLOSE_S)
 
     def run(self, blocks: Iterable[Block]) -> Iterator[Result]:
         from distributed import CancelledError, wait
@@ -164,15 +164,6 @@ class Cluster(Crew):
             "start it again: the windows that are done are kept, and the same command goes on",
         )
 
-    def _close(self) -> None:
-        if self._client is None:
-            return
-        client, self._client = self._client, None
-        self._given = {}
-        # a scheduler that is gone cannot be told, and what cannot be told must not hide why
-        with suppress(TimeoutError, OSError):
-            client.close(timeout=CLOSE_S)
-
 
 def compute_there(job: Job, block: Block, places: dict[str, int]) -> Result | Exception:
     """Compute a block in a worker of a cluster; an error comes back as a value.
@@ -180,11 +171,10 @@ def compute_there(job: Job, block: Block, places: dict[str, int]) -> Result | Ex
     Dask would run a failed block again elsewhere, which is right for a worker that died and wrong
     for windows that are refused.
     """
-    worker: Any
-    try:
-        from distributed import get_worker
+    from distributed import get_worker
 
-        worker = get_worker()
+    worker = get_worker()
+    try:
         number = places.get(worker.address, hash(worker.address))
         return compute(job, block, number)
     except Exception as error:

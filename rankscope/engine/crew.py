@@ -56,13 +56,16 @@ class Crew(ABC):
         return self
 
     @abstractmethod
+    def close(self, failed: bool) -> None:
+        """Let the workers go; after a failure without waiting for what they are at."""
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let the workers go; on an error without waiting for what they are at."""
+        self.close(kind is not None)
 
 
 class Here(Crew):
@@ -77,13 +80,8 @@ class Here(Crew):
         self._pool.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._pool.__exit__(kind, error, trace)
+    def close(self, failed: bool) -> None:
+        self._pool.__exit__(None, None, None)
 
     def run(self, blocks: Iterable[Block]) -> Iterator[Result]:
         device = str(self.model.model.device)
@@ -136,14 +134,9 @@ class Processes(Crew):
         self._context = multiprocessing.get_context("spawn")
         self._members: list[_Member] = []
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self, failed: bool) -> None:
         for member in self._members:
-            if kind is not None or member.blocks:
+            if failed or member.blocks:
                 member.process.kill()
             # its end of the pipe is what an idle worker waits on
             member.pipe.close()

@@ -206,10 +206,11 @@ class Frame:
         """What decides the result of any run: windows and layers, model and text."""
         settings = asdict(self.sampling) | {"group": self.group}
         # a run without this wish is the same as before there was such a wish
-        for wish, its in (("precision", ()), ("control", ("control_seed",))):
-            if settings.get(wish) is None:
-                for name in (wish, *its):
-                    settings.pop(name, None)
+        for name in ("precision", "control"):
+            if settings.get(name) is None:
+                settings.pop(name, None)
+        if "control" not in settings:
+            settings.pop("control_seed", None)
         return {
             "recipe": settings,
             "model": {
