@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from math import inf
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -157,15 +159,16 @@ def test_each_worker_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert device_of("auto", 2) == "cpu"
 
 
-def killed_run(folder: str, target: str) -> None:
-    """A run of its own process, up to whatever ends it."""
+def killed_run(folder: str, target: str, told: Connection) -> None:
+    """A run of its own process, up to whatever ends it; it says how many windows are done."""
     from rankscope.engine import frame
 
     frame.BLOCK_TOKENS = 1
     found = load_model(f"random:{folder}", tokenizer="hash")
     text = " ".join(f"word{i % 37} of{i % 11}" for i in range(600))
     plan = SpectraPlan(found, Corpus.from_strings([text], "words"), Recipe(length=12, windows=60))
-    execute(plan, found, target)
+    told.send_bytes(b"begins")
+    execute(plan, found, target, progress=lambda done, _: told.send_bytes(b"%d" % done))
 
 
 def test_f19_f21_killed_at_20_random_moments_equals_uninterrupted(
@@ -177,29 +180,29 @@ def test_f19_f21_killed_at_20_random_moments_equals_uninterrupted(
     )
     folder = str(model.arguments["spec"]).removeprefix("random:")  # type: ignore[index]
 
-    def start(target: Path) -> multiprocessing.process.BaseProcess:
-        child = context.Process(target=killed_run, args=(folder, str(target)))
+    def run(target: Path, words: float = inf, wait: float = 0) -> int | None:
+        """Start a run, and kill it some time after so many words of its; its exit status."""
+        heard, told = context.Pipe(duplex=False)
+        child = context.Process(target=killed_run, args=(folder, str(target), told))
         child.start()
-        return child
+        told.close()
+        with heard, suppress(EOFError):
+            while words > 0:
+                heard.recv_bytes()
+                words -= 1
+            time.sleep(wait)
+            child.kill()
+        child.join()
+        return child.exitcode
 
-    child = start(tmp_path / "warm.nc")
-    child.join()
-    began = time.monotonic()
-    child = start(tmp_path / "whole.nc")
-    child.join()
-    assert child.exitcode == 0
-    takes = time.monotonic() - began
+    assert run(tmp_path / "whole.nc") == 0
     random = np.random.default_rng(7)
     target = tmp_path / "run.nc"
     kills, done = 0, []
     while kills < 20:
-        child = start(target)
-        child.join(timeout=takes * random.uniform(0.1, 0.6))
-        if child.exitcode is None:
-            assert child.pid is not None
-            os.kill(child.pid, signal.SIGKILL)
-            kills += 1
-        child.join()
+        # the first five kills fall anywhere from the start on, the others behind a stored window
+        words = 1 if kills < 5 else int(random.integers(2, 6))
+        kills += run(target, words, random.uniform(0, 0.3 if kills < 5 else 0.05)) != 0
         if target.exists():
             # finished between two kills: what is left is done to a run that starts anew
             assert_bits_equal(load(target), load(tmp_path / "whole.nc"))
@@ -208,11 +211,9 @@ def test_f19_f21_killed_at_20_random_moments_equals_uninterrupted(
             with read_container(working_path(target), "zarr") as part:
                 done.append(int((part["state"] >= 0).sum()))
     assert len(set(done)) > 3
-    child = start(target)
-    child.join()
-    assert child.exitcode == 0
+    assert run(target) == 0
     assert_bits_equal(load(target), load(tmp_path / "whole.nc"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.nc", "warm.nc", "whole.nc"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.nc", "whole.nc"]
 
 
 SCRIPT = """

@@ -154,12 +154,12 @@ def execute(
     means = means or Means()
     say = told or (lambda line: None)
     with locked(target), terminable():
+        for place in (target, working_path(target)):
+            remove_leftovers(place)
         if target.exists() and not overwrite and _holds(target, plan.settings_hash):
             _clear(working_path(target), plan)
             return asked
         check_target(target, attrs=plan.schema.attrs, overwrite=overwrite)
-        for place in (target, working_path(target)):
-            remove_leftovers(place)
         needed = means.memory(plan, model)
         if memory_limit is not None and needed > memory_limit:
             raise MemoryLimit(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from rankscope.atomic import aside_copy, reading, remove, write_whole, writing
+from rankscope.atomic import aside_copy, beside, reading, remove, write_whole, writing
 from rankscope.exceptions import StoreError, UsageError
 from rankscope.store.attributes import dump_json
 from rankscope.store.containers import missing_chunks, read_container, write_netcdf, write_zarr
@@ -116,10 +116,12 @@ def check_target(
         {"value": ("text", np.array([np.nan]))}, {"text": np.array(["NA"])}, dict(attrs or {})
     )
     layout = describe(tiny)
-    folder = Path(os.path.realpath(path)).parent
+    place = Path(os.path.realpath(path))
+    folder = place.parent
     while not folder.exists():
         folder = folder.parent
-    trial = folder / f".rankscope-{secrets.token_hex(8)}.new"
+    # the target's own name: if this process is killed, the next run with this target removes it
+    trial = beside(folder / place.name, f"{secrets.token_hex(8)}.new")
     try:
         with writing(Path(path)):
             _WRITERS[chosen](tiny, layout, trial)
