@@ -71,7 +71,8 @@ def made_up(
     whole = Forecast(
         model="m", corpus="c", length=512, workers=workers, cores=cores, format="nc", count=count,
         calibration=calibration, loading=6.0, model_bytes=10**8, worker_bytes=10**9,
-        own_bytes=10**7, text_bytes=10**8, memory_free=10**11, disk_free=10**11, entries_free=None,
+        own_bytes=10**7, tokenised=10**6, text_bytes=10**8, memory_free=10**11,
+        disk_free=10**11, entries_free=None,
     )  # fmt: skip
     return replace(whole, **changes)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,42 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from words import Words, content_of, numbered
 
 from rankscope.exceptions import RankscopeError, TextError, UsageError
-from rankscope.text import Corpus, TextOptions, Window, load_corpus, windows
-
-
-@dataclass
-class Words:
-    """Tokenizer of whitespace words; a word's id is its number of first appearance, from 10 on."""
-
-    prefix: tuple[int, ...] = (0,)
-    suffix: tuple[int, ...] = (2,)
-    name: str = "words"
-    pad_id: int | None = 1
-    known: dict[str, int] = field(default_factory=dict)
-    encoded: list[str] = field(default_factory=list)
-
-    def encode(self, text: str) -> list[int]:
-        self.encoded.append(text)
-        return [self.known.setdefault(word, len(self.known) + 10) for word in text.split()]
-
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        back = {number: word for word, number in self.known.items()}
-        return [back.get(number, "<special>") for number in ids]
+from rankscope.text import Corpus, TextOptions, load_corpus, windows
 
 
 class Untouchable(Words):
     def encode(self, text: str) -> list[int]:
         raise AssertionError("tokenised before the arguments were checked")
-
-
-def content_of(window: Window) -> list[int]:
-    return window.ids[~window.special].tolist()
-
-
-def numbered(count: int) -> str:
-    return " ".join(str(number) for number in range(count))
 
 
 def test_f18_overlap_is_shared_tokens_and_not_the_step() -> None:

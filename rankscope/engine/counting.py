@@ -46,7 +46,7 @@ class Count:
     tokens, tokens_low, tokens_high : int
         Tokens of the corpus, special tokens not counted.
     read : int
-        Those of them that the run tokenises: as far as its windows need, in whole texts.
+        Those of them that the run tokenises: as far as its windows need.
     exact : bool
         Whether `windows` was counted; its interval then is a single number.
     given : bool
@@ -205,7 +205,7 @@ def _taken(count: Count, corpus: Corpus, sampling: Sampling) -> Count:
     sizes = [within(one) for one in (count.windows, count.low, count.high)]
     settled = count.exact or sizes[1] == sizes[2]
     read = count.tokens
-    if wanted is not None and count.texts > 1:
+    if wanted is not None:
         read = min(read, math.ceil(read * (sampling.skip + wanted) / max(1, count.windows)))
     return replace(count, windows=sizes[0], low=sizes[1], high=sizes[2], read=read, exact=settled)
 

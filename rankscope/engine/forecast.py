@@ -17,6 +17,7 @@ from rankscope.engine.execution import WORKER_BYTES
 from rankscope.engine.machine import estimate, free_memory, usable_cores, weights_bytes
 from rankscope.exceptions import UsageError
 from rankscope.models.tokenizers import HashTokenizer
+from rankscope.text.streaming import CONTEXT, PART, has_seams
 
 if TYPE_CHECKING:
     from rankscope.engine.recipe import Recipe
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from rankscope.text import Corpus
 
 TOKENISING_BYTES = {"hash": 15, "library": 165}
-"""Bytes a character that tokenising a text takes at its peak, by the kind of the tokenizer.
+"""Bytes a character that tokenising takes at its peak, by the kind of the tokenizer.
 
-Measured on 12 million characters in one text. A text is tokenised as a whole, so that its longest
-text decides how much a corpus takes.
+Measured on 12 million characters at once. Only the part of a text that is being tokenised takes
+them, or the longest text where the tokenizer cannot be given one in parts.
 """
 
 LONG = 30 * 86400.0
@@ -61,8 +62,10 @@ class Forecast:
         What a worker process takes, its model included.
     own_bytes : int
         What the main process needs beside the model to compute by itself, with one worker.
+    tokenised : int
+        Characters that are tokenised at once.
     text_bytes : int
-        Windows, characters, and the tokenising of the longest text, in the main process.
+        Windows, characters, and the tokenising of a part of them, in the main process.
     memory_free, disk_free : int
         Bytes that a run may take here now, of memory and of the disk of the target.
     entries_free : int or None
@@ -83,6 +86,7 @@ class Forecast:
     model_bytes: int
     worker_bytes: int
     own_bytes: int
+    tokenised: int
     text_bytes: int
     memory_free: int
     disk_free: int
@@ -199,8 +203,8 @@ class Forecast:
             said.append(
                 "memory: more than is free here; use fewer workers or shorter windows"
                 + (
-                    ", or cut the text into many (--unit): the longest is tokenised as a whole"
-                    if self.text_bytes > self.memory / 2
+                    ", or cut the text into many (--unit): its tokenizer takes each one whole"
+                    if self.tokenised > 2 * PART and self.text_bytes > self.memory / 2
                     else ""
                 )
             )
@@ -324,7 +328,11 @@ def forecast(
     # a character takes one, two or four bytes, as its text needs
     stored = sum(sys.getsizeof(text.text) for text in corpus.texts)
     wide = stored / sum(len(text.text) for text in corpus.texts)
-    texts = round(count.characters * wide + count.longest * TOKENISING_BYTES[kind])
+    largest = max((text.text for text in corpus.texts), key=len)
+    tokenised = count.longest
+    if has_seams(model.tokenizer, largest):
+        tokenised = min(tokenised, PART + CONTEXT)
+    texts = round(count.characters * wide + tokenised * TOKENISING_BYTES[kind])
     own, weights = estimate(model, recipe, 1), weights_bytes(model)
     disk = shutil.disk_usage(place or ".")
     return Forecast(
@@ -340,6 +348,7 @@ def forecast(
         model_bytes=weights,
         worker_bytes=own + weights + WORKER_BYTES,
         own_bytes=own,
+        tokenised=tokenised,
         text_bytes=texts + round(count.windows * found.window_bytes),
         memory_free=free_memory(),
         disk_free=disk.free,

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rankscope.exceptions import TextError, UsageError
 from rankscope.text.cleaning import TextOptions, check_choice
 from rankscope.text.corpora import CORPORA, Corpus, Text, load_corpus
+from rankscope.text.streaming import encode_in_parts
 
 __all__ = [
     "CORPORA",
@@ -115,9 +116,9 @@ def windows(
 ) -> list[Window]:
     """Cut a corpus into windows of tokens.
 
-    Texts are tokenised whole, one by one and only as far as `count` needs; the tokenizer's own
-    truncation and stride are not used. With c = `length` minus the number of special tokens, m the
-    tokens of a text:
+    Texts are tokenised one by one and only as far as `count` needs, long ones in parts whose tokens
+    are those of the whole; the tokenizer's own truncation and stride are not used. With c =
+    `length` minus the number of special tokens, m the tokens of a text:
 
     - ``packed``: the tokens of all texts joined in order, nothing between them, are one stream;
       window i is its [i·c, (i+1)·c). A rest shorter than c is left out: every window has exactly
@@ -223,33 +224,42 @@ def _packed(corpus: Corpus, tokenizer: Tokenizer, content: int) -> Iterator[_Spa
     owners: list[int] = []
     number = 0
     for text in corpus.texts:
-        tokens = tokenizer.encode(text.text)
-        if not tokens:
-            continue
-        begins.append(number * content + len(pending))
-        owners.append(text.id)
-        pending += tokens
-        full = len(pending) // content
-        for cut in range(0, full * content, content):
-            start = number * content
-            owner = owners[bisect_right(begins, start) - 1]
-            yield _Span(pending[cut : cut + content], owner, number, start)
-            number += 1
-        # once a text, not once a window: a long text would be moved again and again
-        del pending[: full * content]
+        begun = False
+        for tokens in encode_in_parts(tokenizer, text.text):
+            if tokens and not begun:
+                begins.append(number * content + len(pending))
+                owners.append(text.id)
+                begun = True
+            pending += tokens
+            full = len(pending) // content
+            for cut in range(0, full * content, content):
+                start = number * content
+                owner = owners[bisect_right(begins, start) - 1]
+                yield _Span(pending[cut : cut + content], owner, number, start)
+                number += 1
+            # once a part, not once a window: a long one would be moved again and again
+            del pending[: full * content]
 
 
 def _per_text(
     corpus: Corpus, tokenizer: Tokenizer, content: int, step: int | None
 ) -> Iterator[_Span]:
     for text in corpus.texts:
-        tokens = tokenizer.encode(text.text)
-        yield _Span(tokens[:content], text.id, 0, 0)
-        if step is not None:
-            # a window follows where the one before it, at start - step, did not reach the end
-            starts = range(step, len(tokens) - content + step, step)
-            for number, start in enumerate(starts, start=1):
-                yield _Span(tokens[start : start + content], text.id, number, start)
+        pending: list[int] = []
+        number = 0
+        for tokens in encode_in_parts(tokenizer, text.text):
+            pending += tokens
+            if step is None:
+                if len(pending) >= content:
+                    break
+                continue
+            # windows that do not reach the end of the text, as far as one can know
+            full = max(0, -(-(len(pending) - content) // step))
+            for cut in range(0, full * step, step):
+                yield _Span(pending[cut : cut + content], text.id, number, number * step)
+                number += 1
+            del pending[: full * step]
+        yield _Span(pending[:content], text.id, number, number * (step or 0))
 
 
 def _window(span: _Span, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> Window:
