@@ -1,7 +1,8 @@
-"""Names for legends and tables: of methods, and of controls beside their models."""
+"""Names for legends, tables and files: of methods, models, texts, and of controls beside models."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 
@@ -29,6 +30,34 @@ def control_of(name: str) -> tuple[str, str]:
     """
     found = _CONTROL.fullmatch(name)
     return (found[1], found[2]) if found else ("", name)
+
+
+def file_name(name: str) -> str:
+    """A name as part of a file's name: no folder, nothing that a shell or a file system minds.
+
+    Parameters
+    ----------
+    name : str
+        Of a model, a text or a control.
+
+    Returns
+    -------
+    str
+        Letters and digits of any script, ``.``, ``_``, ``-``; ``/``, ``:`` and blanks become
+        ``-``. Where anything else had to go, or the name is longer than 100 bytes, six hex
+        digits of its SHA-256 follow, so that different names stay different.
+
+    Examples
+    --------
+    >>> file_name("random:org/base"), file_name("текст"), file_name("a*b"), file_name("a?b")
+    ('random-org-base', 'текст', 'a-b-15eb0a', 'a-b-c2a7b6')
+    """
+    plain = re.sub(r"[/:\s]+", "-", name)
+    kept = re.sub(r"[^\w.-]+", "-", plain).encode()[:100].decode(errors="ignore").strip("-.")
+    if kept and kept == plain:
+        return kept
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:6]
+    return f"{kept}-{digest}" if kept else digest
 
 
 def short_labels(labels: Iterable[str], names: Mapping[str, str] | None = None) -> dict[str, str]:
