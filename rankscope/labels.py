@@ -6,8 +6,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 
+from rankscope.exceptions import UsageError
+
 _FILES = (".json", ".safetensors")
-_CONTROL = re.compile(r"(random|rows|gaussian|tokens|padded-\d+):(.+)", re.DOTALL)
+_CONTROL = re.compile(r"(random|rows|gaussian|tokens|padded-\d+|mean-\d+):(.+)", re.DOTALL)
+_MEAN = re.compile(r"mean-([1-9]\d*)")
 
 
 def control_of(name: str) -> tuple[str, str]:
@@ -27,9 +30,64 @@ def control_of(name: str) -> tuple[str, str]:
     --------
     >>> control_of("rows:minilm"), control_of("random:org/base"), control_of("minilm")
     (('rows', 'minilm'), ('random', 'org/base'), ('', 'minilm'))
+    >>> control_of("mean-8:random:org/base")
+    ('mean-8', 'random:org/base')
     """
     found = _CONTROL.fullmatch(name)
     return (found[1], found[2]) if found else ("", name)
+
+
+def group_size(control: str) -> int | None:
+    """M of the control ``mean-M``, whose samples are groups of M windows.
+
+    Parameters
+    ----------
+    control : str
+        Name of a control, as :func:`control_of` gives it; may be empty.
+
+    Returns
+    -------
+    int or None
+        1 or more; None for a control whose samples are windows.
+
+    Examples
+    --------
+    >>> group_size("mean-8"), group_size("rows"), group_size("")
+    (8, None, None)
+    """
+    found = _MEAN.fullmatch(control)
+    return int(found[1]) if found else None
+
+
+def check_name(name: str, what: str) -> None:
+    """Refuse a name that no result could carry, before anything is computed under it.
+
+    Parameters
+    ----------
+    name : str
+        As the command line or a folder gave it; what was not UTF-8 there is a lone surrogate here.
+    what : str
+        What it names, for the message.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be written as UTF-8.
+
+    Examples
+    --------
+    >>> check_name("b\\udcff.txt", "text")
+    Traceback (most recent call last):
+    ...
+    rankscope.exceptions.UsageError: the name of the text, 'b\\udcff.txt', is not UTF-8 (rename \
+it: results carry the name)
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the name of the {what}, {name!a}, is not UTF-8", "rename it: results carry the name"
+        ) from error
 
 
 def file_name(name: str) -> str:

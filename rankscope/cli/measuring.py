@@ -37,8 +37,9 @@ from rankscope.cli.running import (
     load_corpora,
     load_model,
     precision_reached,
-    slug,
 )
+from rankscope.exceptions import UsageError
+from rankscope.labels import file_name
 
 if TYPE_CHECKING:
     from rankscope.engine import Recipe
@@ -76,17 +77,18 @@ def figure1(
     chosen = control_names(controls)
     if control:
         chosen = tuple(dict.fromkeys((*chosen, RANDOM)))
-    names = list(dict.fromkeys(model))
+    names = _without_controls(list(dict.fromkeys(model)), chosen)
     check_panels(len(names), len(set(corpus)) * (1 + len(chosen)))
-    check_models(_loaded(names, chosen), loading, windows.length, running)
+    known = check_models(_loaded(names, chosen), loading, windows.length, running)[: len(names)]
     check_folder(out)
     corpora = load_corpora(corpus, options)
 
     def target(name: str, one: Corpus, which: str) -> Path:
-        first = f"{which}-{slug(name)}" if which else slug(name)
-        return out / f"{first}--{slug(one.name)}.nc"
+        first = file_name(f"{which}:{name}" if which else name)
+        return out / f"{first}--{file_name(one.name)}.nc"
 
     measured = _Measured(recipe, loading, running, chosen)
+    measured.check(names, known, corpora, target)
     measured.run(names, corpora, target)
     pictures = [out / "figure1.png", out / "figure1.svg"]
     draw_figure1(measured.runs, pictures, differences=measured.differences())
@@ -119,6 +121,11 @@ def spectra(
     recipe = windows.recipe(driver, centred, precision)
     options = text.options()
     chosen = control_names(controls)
+    if RANDOM in chosen and _is_random(model):
+        raise UsageError(
+            f"{model} has random weights already: it has no control `{RANDOM}`",
+            "leave that control out, or take another --seed for other random weights",
+        )
     check_models(_loaded([model], chosen), loading, windows.length, running)
     check_folder(out.parent)
     corpora = load_corpora([corpus], options)
@@ -142,6 +149,29 @@ class _Measured:
         self.runs: list[Path] = []
         self.pairs: list[tuple[Path, Path]] = []
 
+    def check(
+        self, names: list[str], known: list[str], corpora: list[Corpus], target: Target
+    ) -> None:
+        """Refuse two runs of one file or one name, before the first of them is computed.
+
+        Raises
+        ------
+        UsageError
+        """
+        taken: dict[Path, str] = {}
+        for spec, name in zip(names, known, strict=True):
+            for corpus in corpora:
+                for control in ("", *self.controls):
+                    path = target(name, corpus, control)
+                    if path in taken:
+                        raise UsageError(
+                            f"the results of {taken[path]} and {spec} on {corpus.name} would both "
+                            f"be {path}",
+                            "rename the folder or the text, or measure them one by one with "
+                            "another --out",
+                        )
+                    taken[path] = f"{spec} on {corpus.name}"
+
     def run(self, names: list[str], corpora: list[Corpus], target: Target) -> None:
         """Measure every model on every corpus, and then the controls."""
         for name in names:
@@ -156,7 +186,7 @@ class _Measured:
                         path = target(known, corpus, control)
                         self._control(loaded, corpus, own[corpus.name], control, path)
             del loaded
-            if RANDOM in self.controls and not name.startswith(f"{RANDOM}:"):
+            if RANDOM in self.controls and not _is_random(name):
                 drawn = load_model(f"{RANDOM}:{name}", self.loading, self.running)
                 for corpus in corpora:
                     path = target(known, corpus, RANDOM)
@@ -217,7 +247,18 @@ class _Measured:
         return self.runs[-1]
 
 
+def _is_random(name: str) -> bool:
+    return name.startswith(f"{RANDOM}:")
+
+
+def _without_controls(names: list[str], controls: tuple[str, ...]) -> list[str]:
+    """Models less those that are measured anyway, as the control of another one."""
+    if RANDOM not in controls:
+        return names
+    return [name for name in names if not _is_random(name) or name.partition(":")[2] not in names]
+
+
 def _loaded(names: list[str], controls: tuple[str, ...]) -> list[str]:
-    """Models that a command loads."""
-    drawn = [f"{RANDOM}:{name}" for name in names if not name.startswith(f"{RANDOM}:")]
+    """Models that a command loads: those that are measured, then those of their controls."""
+    drawn = [f"{RANDOM}:{name}" for name in names if not _is_random(name)]
     return list(dict.fromkeys([*names, *(drawn if RANDOM in controls else [])]))

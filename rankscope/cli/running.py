@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,10 +33,15 @@ TERMINATED = 143
 
 def check_models(
     names: list[str], loading: Loading, length: int, running: Running | None = None
-) -> None:
+) -> list[str]:
     """Refuse models that cannot be loaded, or not take such windows, before anything is computed.
 
     With `running` also a wrong number of workers.
+
+    Returns
+    -------
+    list of str
+        The models' own names, as results carry them.
 
     Raises
     ------
@@ -47,8 +51,12 @@ def check_models(
 
     if running is not None:
         running.means()
+    own = []
     for name in names:
-        check_length(check(name, **_here(loading, running)), length)
+        info = check(name, **_here(loading, running))
+        check_length(info, length)
+        own.append(info.name)
+    return own
 
 
 def check_folder(folder: Path) -> None:
@@ -160,8 +168,3 @@ def precision_reached(run: Path) -> bool:
 
     with load(run, lazy=True) as dataset:
         return bool(dataset.attrs.get("precision_reached", True))
-
-
-def slug(name: str) -> str:
-    """A name as part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "unnamed"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rankscope.exceptions import ModelError, NotAModelFolder, UsageError
+from rankscope.labels import check_name
 from rankscope.models.architecture import CONFIG, SHAPES, read_config
 from rankscope.models.hub import Hub, Need
 from rankscope.models.weights import CANDIDATES, Weights, locate, verify
@@ -156,10 +157,11 @@ def resolve(spec: str, *, weights: Need = "download", hub: Hub | None = None) ->
     Raises
     ------
     UsageError
-        If the name is empty.
+        If the name is empty, or not UTF-8.
     ModelError
         One of its kinds, each with its own cause and remedy.
     """
+    check_name(spec, "model")
     if not spec.strip():
         raise UsageError("the model's name is empty", f"use {BUILTIN}, a folder or a hub id")
     if spec.startswith(RANDOM):
@@ -172,6 +174,7 @@ def resolve(spec: str, *, weights: Need = "download", hub: Hub | None = None) ->
     if path is not None:
         refuse_no_model_folder(path)
         name = path.resolve().name
+        check_name(name, "model")
         return Checkpoint(spec, name, "folder", path, read_config(path))
     id_match = _HUB_ID.fullmatch(spec)
     if id_match is None or spec.startswith((".", "~")):

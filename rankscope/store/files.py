@@ -14,6 +14,7 @@ import xarray as xr
 
 from rankscope.atomic import aside_copy, beside, reading, remove, write_whole, writing
 from rankscope.exceptions import StoreError, UsageError
+from rankscope.labels import check_name
 from rankscope.store.attributes import dump_json
 from rankscope.store.containers import missing_chunks, read_container, write_netcdf, write_zarr
 from rankscope.store.layout import Layout, describe, normalise
@@ -105,7 +106,7 @@ def check_target(
     Raises
     ------
     UsageError
-        If the suffix is unknown.
+        If the suffix is unknown, or the path is not UTF-8.
     StoreError
         If a library is missing, the target exists, its folder cannot be written, or the attributes
         cannot be kept.
@@ -256,6 +257,7 @@ def _sniff(path: Path) -> str:
 
 
 def _check_place(path: Path, chosen: str, overwrite: bool) -> None:
+    check_name(path.name, "result")
     for name in _ENGINES[chosen]:
         try:
             importlib.import_module(name)

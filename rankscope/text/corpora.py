@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.exceptions import TextError
+from rankscope.labels import check_name
 from rankscope.text.cleaning import TextOptions, describe, prepare
 from rankscope.text.sources import HUB, read_source
 
@@ -128,7 +129,7 @@ def load_corpus(spec: str | Path, options: TextOptions | None = None) -> Corpus:
         If it is not there, cannot be read, is not UTF-8 or not JSONL, has no such field, or has no
         text in it but whitespace; if the hub or the package ``datasets`` is out of reach.
     UsageError
-        If a hub data set has no such split.
+        If a hub data set has no such split, or the path is not UTF-8.
 
     Examples
     --------
@@ -136,6 +137,7 @@ def load_corpus(spec: str | Path, options: TextOptions | None = None) -> Corpus:
     >>> corpus.name, corpus.texts[0].id, corpus.texts[0].name
     ('builtin', 0, 'assert')
     """
+    check_name(str(spec), "text")
     options = TextOptions() if options is None else options
     source = read_source(str(spec), field=options.field, split=options.split)
     named: list[tuple[str, str]] = []
