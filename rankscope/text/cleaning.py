@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain, pairwise
 
 from rankscope.exceptions import TextError, UsageError
 
@@ -157,9 +158,14 @@ def prepare(
     if options.marks == "join":
         document = _JOINT.sub(r"\1", document)
     drop = options.headings == "drop"
+    if options.unit == "file" and not drop:
+        # nothing is cut: of a large text no line need be kept
+        tally = _count(document)
+        tally["heading"] = sum(line.level > 0 for line in _lines(document))
+        return [(name, document)], tally
     pieces = []
-    tally: Counter[str] = Counter()
-    for piece_name, lines in _cut(name, _lines(document), options.unit):
+    tally = Counter()
+    for piece_name, lines in _cut(name, list(_lines(document)), options.unit):
         kept = [line for line in lines if not (drop and line.level)]
         if lines and not kept and options.unit in ("line", "paragraph"):
             continue
@@ -172,16 +178,17 @@ def prepare(
     return pieces, tally
 
 
-def _lines(document: str) -> list[_Line]:
-    texts = _LINE.findall(document)
-    bare = ["", *(text.rstrip("\r\n") for text in texts), ""]
-    lines = []
-    for number, text in enumerate(texts, start=1):
+def _lines(document: str) -> Iterator[_Line]:
+    texts = (found[0] for found in _LINE.finditer(document))
+    neighbours = pairwise(chain(texts, [""]))
+    before_blank = True
+    for number, (text, after) in enumerate(neighbours, start=1):
+        bare = text.rstrip("\r\n")
         # stray pieces of WikiText's tables look like headings, but stand inside a paragraph
-        alone = not bare[number - 1].strip() and not bare[number + 1].strip()
-        found = _HEADING.fullmatch(bare[number]) if alone else None
-        lines.append(_Line(number, text, found[1].count("=") if found else 0))
-    return lines
+        alone = before_blank and not after.strip()
+        found = _HEADING.fullmatch(bare) if alone else None
+        yield _Line(number, text, found[1].count("=") if found else 0)
+        before_blank = not bare.strip()
 
 
 def _cut(name: str, lines: list[_Line], unit: str) -> Iterator[tuple[str, list[_Line]]]:
