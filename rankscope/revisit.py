@@ -55,14 +55,16 @@ class Again:
     recipe: dict[str, Any]
 
 
-def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
+def head_of(dataset: xr.Dataset, *, sample: int | None = None, layer: int, head: int) -> Head:
     """Compute one head's P again; runs store spectra, not matrices.
 
     Parameters
     ----------
     dataset : Dataset
         A run, which names its model, text and recipe in its attributes.
-    sample, layer, head : int
+    sample : int, optional
+        Coordinate of the window; the first that has a token by default.
+    layer, head : int
         Coordinates of the head.
 
     Returns
@@ -72,7 +74,7 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
     Raises
     ------
     UsageError
-        If the run has no such window, layer or head.
+        If the run has no such window, layer or head, or the window has no token.
     StoreError
         If the dataset is no run, or model or text are no longer those of the run.
     """
@@ -80,6 +82,7 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
 
     for name, wanted in (("layer", layer), ("head", head)):
         _check_place(dataset, name, wanted)
+    sample = first_window(dataset) if sample is None else sample
     again = window_of(dataset, sample)
     recipe = again.recipe
     attention = next(
@@ -100,6 +103,66 @@ def head_of(dataset: xr.Dataset, *, sample: int, layer: int, head: int) -> Head:
     )
 
 
+def first_window(dataset: xr.Dataset) -> int:
+    """Coordinate of the first window of a run that has a token, and so a P.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        A run of spectra.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    StoreError
+        If the dataset is no run.
+    UsageError
+        If there is none.
+    """
+    there = np.flatnonzero(_sizes(dataset) > 0)
+    if not there.size:
+        raise UsageError("no window of the run has a token, and so a P", "give a run of more text")
+    return int(dataset["sample"].to_numpy()[there[0]])
+
+
+def check_window(dataset: xr.Dataset, sample: int) -> None:
+    """Refuse a window of which there is no P, before anything is loaded.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        A run of spectra.
+    sample : int
+        Coordinate of the window.
+
+    Raises
+    ------
+    StoreError
+        If the dataset is no run.
+    UsageError
+        If it has no such window, or the window has no token.
+    """
+    _check_place(dataset, "sample", sample)
+    place = int(np.flatnonzero(dataset["sample"].to_numpy() == sample)[0])
+    if _sizes(dataset)[place] == 0:
+        raise UsageError(
+            f"window {sample} of the run has no token, and so no P",
+            f"the first that has one is window {first_window(dataset)}",
+        )
+
+
+def _sizes(dataset: xr.Dataset) -> NDArray[np.int64]:
+    """Tokens of every window, 0 where it was never computed."""
+    from rankscope.summary.averages import check_run, whole_numbers
+
+    check_run(dataset, ("sample", "layer", "head", "index"), ("n_tokens",), "spectra")
+    sizes = dataset["n_tokens"].transpose("sample", ...).to_numpy()
+    return whole_numbers(sizes.reshape(len(sizes), -1)[:, 0], 0)
+
+
 def window_of(dataset: xr.Dataset, sample: int) -> Again:
     """Load the model and text of a run again, and cut one of its windows.
 
@@ -117,7 +180,7 @@ def window_of(dataset: xr.Dataset, sample: int) -> Again:
     Raises
     ------
     UsageError
-        If the run has no such window.
+        If the run has no such window, the window has no token, or the run is one of a control.
     StoreError
         If the dataset is no run, or model or text are no longer those of the run.
     """
@@ -128,7 +191,7 @@ def window_of(dataset: xr.Dataset, sample: int) -> Again:
     check_run(dataset, ("sample", "layer", "head", "index"), ("singular_value",), "spectra")
     if "recipe_json" not in dataset.attrs:
         raise StoreError("this file is no run", "give the result of `rankscope spectra`")
-    _check_place(dataset, "sample", sample)
+    check_window(dataset, sample)
     settings = json.loads(dataset.attrs["recipe_json"])
     recipe, stored = settings["recipe"], json.loads(dataset.attrs["model_json"])
     corpus = load_corpus(
@@ -158,11 +221,11 @@ def window_of(dataset: xr.Dataset, sample: int) -> Again:
         corpus,
         model.tokenizer,
         length=recipe["length"],
-        count=None if recipe["windows"] is None else recipe["windows"] + skip,
+        count=skip + sample + 1,
         mode=recipe["mode"],
         overlap=recipe["overlap"],
-    )[skip:]
-    return Again(model, corpus, cut[sample], recipe)
+    )
+    return Again(model, corpus, cut[skip + sample], recipe)
 
 
 def _check_place(dataset: xr.Dataset, name: str, wanted: int) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankscope.exceptions import RankscopeError
+from rankscope.labels import group_size
 
 if TYPE_CHECKING:
     from rankscope.models import KnownModel
@@ -89,9 +90,9 @@ def summary_table(rows: Sequence[TableRow]) -> None:
     """The short table that ends a run: ratios at n/4, layer means, k for 90 %."""
     from rich.box import SIMPLE_HEAD
 
-    index = ", ".join(str(index) for index in sorted({row.index for row in rows}))
+    place = ", ".join(dict.fromkeys(row.place for row in rows))
     table = Table(
-        title=f"cumulative ratio of σ at k = {index}, mean of the heads",
+        title=f"cumulative ratio of σ at k = {place}, mean of the heads",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
@@ -127,9 +128,10 @@ def difference_table(rows: Sequence[Difference]) -> None:
     """What was measured beside what a control gives, and the difference with its interval."""
     from rich.box import SIMPLE_HEAD
 
-    index = ", ".join(str(index) for index in sorted({row.index for row in rows}))
+    place = ", ".join(dict.fromkeys(row.place for row in rows))
+    pair = "window or group" if any(group_size(row.control) for row in rows) else "window"
     table = Table(
-        title=f"measured less control, cumulative ratio of σ at k = {index}, paired by window",
+        title=f"measured less control, cumulative ratio of σ at k = {place}, paired by {pair}",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,

@@ -14,6 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
+
+from rankscope.report import Pictures
+from rankscope.report.images import picture_of
+
+N = 512
+"""Size of P in the runs of these tests."""
 
 OPTIONS = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking"),
@@ -53,6 +60,30 @@ def parsed(text: str) -> _Scripts:
 
 def data_of(text: str) -> list[dict[str, Any]]:
     return list(json.loads(parsed(text).found["data"]))
+
+
+def spectra(seed: int, layers: int, heads: int, n: int = N) -> np.ndarray:
+    decay = np.random.default_rng(seed).uniform(0.3, 8, (2, layers, heads, 1))
+    return np.exp(-decay * np.arange(n) / n * 8)
+
+
+def worst_pictures(model: str, layers: int, heads: int) -> Pictures:
+    """Pictures that do not pack: their size is the largest that any have."""
+    rng = np.random.default_rng(1)
+    drawn = [picture_of(rng.uniform(size=(128, 128)) ** 4) for _ in range(4)]
+    heads_of = {(i, j): drawn[(i + j) % 4] for i in range(layers) for j in range(heads)}
+    return Pictures(model, "window 0 of text 0", 512, 4, heads_of)
+
+
+def placed(run: xr.Dataset) -> xr.Dataset:
+    """With the places of its windows in the text, by which a control is paired."""
+    return run.assign_coords(
+        {name: ("sample", np.arange(run.sizes["sample"])) for name in ("window", "token_start")}
+    )
+
+
+def signed(value: float) -> str:
+    return f"{value:+.4f}".replace("-", "−")
 
 
 @contextmanager
@@ -132,6 +163,27 @@ class Opened:
             else:
                 place.fill(str(value))
             self.settle()
+
+    def choose_run(self, number: int) -> None:
+        """Choose one of the page's runs, and wait until its map is drawn."""
+        before = self.page.evaluate("rankscope.state.views.map.container().id && performance.now()")
+        self.page.locator("#pair").select_option(str(number))
+        self.page.wait_for_function(
+            """([number, before]) => {
+                 const { run, views } = rankscope.state;
+                 return document.getElementById("pair").value === String(number) &&
+                   views.map.data("cells").length === run.places && performance.now() > before;
+               }""",
+            arg=[number, before],
+        )
+        self.settle()
+
+    def hover_curve(self, chart: str) -> None:
+        """Put the mouse over the last point of a chart's curves, so that it tells its values."""
+        point = self.page.locator(f"#{chart} .mark-symbol.role-mark path").last
+        point.scroll_into_view_if_needed()
+        point.hover(force=True)
+        self.page.wait_for_selector("#vg-tooltip-element.visible")
 
     def click(self, layer: int, head: int) -> None:
         """Click on the middle of a cell of the map."""

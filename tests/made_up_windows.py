@@ -27,9 +27,10 @@ def random_run(texts: list[int], seed: int = 0, bad: float = 0.0, length: int = 
 def fed(run: xr.Dataset, into: Any, start: int = 0, end: int | None = None) -> Any:
     """Feed the windows of a run one by one."""
     pair = run.isel(model=0, corpus=0)
-    names = ("status", "cumulative_ratio", "energy_ratio")
+    whole = isinstance(into, Accumulator)
+    names = ("status", "cumulative_ratio", *(("energy_ratio",) if whole else ()))
     arrays = {name: pair[name].to_numpy() for name in names}
-    scalars = {"rank_90": pair["rank_90"].to_numpy()} if isinstance(into, Accumulator) else {}
+    scalars = {"rank_90": pair["rank_90"].to_numpy()} if whole else {}
     sizes, texts = pair["n_tokens"].to_numpy(), pair["text_id"].to_numpy()
     for place in range(start, len(texts) if end is None else end):
         into.add(

@@ -83,3 +83,13 @@ def test_file_names_of_different_names_differ() -> None:
     assert len(set(made)) == len(names)
     assert all(0 < len(one.encode()) <= 107 and "/" not in one for one in made)
     assert file_name("random:FacebookAI/roberta-base") == "random-FacebookAI-roberta-base"
+
+
+def test_reading_and_cutting_a_large_text_is_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("rankscope.cli.running.LARGE_TEXT", 100)
+    assert rankscope("truncate", *TINY, "--length", "12", "--windows", "2", "--out", "t.nc") == 0
+    shown = capsys.readouterr().err.splitlines()
+    assert "reading text.txt" in shown
+    assert "cutting text into windows: 0 million characters" in shown

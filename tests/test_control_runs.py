@@ -176,8 +176,12 @@ def test_report_says_how_to_go_without_the_model(place: Path, capsys: Any) -> No
     assert rankscope("spectra", *SMALL, "--out", "run.zarr") == 0
     with (place / "text.txt").open("a", encoding="utf-8") as file:
         file.write(" More.")
-    assert rankscope("report", "run.zarr") == 30
-    assert "--no-pictures" in capsys.readouterr().err
-    assert not (place / "run.html").exists()
-    assert rankscope("report", "run.zarr", "--no-pictures") == 0
+    # no picture, but the page
+    assert rankscope("report", "run.zarr") == 0
+    said = capsys.readouterr().err
+    assert "the text is no longer that of the run" in said
+    assert "--no-pictures" in said
     assert (place / "run.html").stat().st_size > 100_000
+    assert rankscope("report", "run.zarr", "--no-pictures", "--out", "plain.html") == 0
+    assert "no picture" not in capsys.readouterr().err
+    assert (place / "plain.html").read_bytes() == (place / "run.html").read_bytes()

@@ -14,9 +14,9 @@ from attentions import attention
 from matrices import closed_forms, stochastic
 from rankscope.controls import (
     MATRIX_CONTROLS,
-    MeanMatrix,
     control_matrix,
     gaussian_rows,
+    mean_matrix,
     shuffled_rows,
     support,
 )
@@ -299,12 +299,9 @@ def test_controls_of_one_place_share_no_draws(monkeypatch: pytest.MonkeyPatch) -
 def test_permutations_average_to_uniform() -> None:
     """FIELD case: mean of spectra (1, 1), ratio .5; spectrum of the mean (1, 0), ratio 1."""
     for n in (2, 5):
-        mean = MeanMatrix((n, n))
-        for shift in range(n):
-            mean.add(torch.eye(n).roll(shift, 1))
-        assert mean.count == n
-        torch.testing.assert_close(mean.mean, torch.full((n, n), 1 / n, dtype=torch.float64))
-        ratio = cumulative_ratio(singular_values(mean.mean).singular_values)[0]
+        mean = mean_matrix(torch.eye(n).roll(shift, 1) for shift in range(n))
+        torch.testing.assert_close(mean, torch.full((n, n), 1 / n, dtype=torch.float64))
+        ratio = cumulative_ratio(singular_values(mean).singular_values)[0]
         assert ratio == pytest.approx(1.0)
         each = cumulative_ratio(singular_values(torch.eye(n)).singular_values)[0]
         assert each == pytest.approx(1 / n)
@@ -312,32 +309,35 @@ def test_permutations_average_to_uniform() -> None:
 
 def test_mean_sums_in_float64_and_keeps_ky_fan_sums_below() -> None:
     given = [torch.from_numpy(stochastic(12, seed, 3.0)).float() for seed in range(7)]
-    mean, half, rest = (MeanMatrix((12, 12)) for _ in range(3))
-    for place, one in enumerate(given):
-        mean.add(one)
-        (half if place < 3 else rest).add(one)
+    mean = mean_matrix(given)
     exact = np.mean([one.double().numpy() for one in given], axis=0)
-    np.testing.assert_allclose(mean.mean.numpy(), exact, rtol=1e-14)
-    half.merge(rest)
-    assert half.count == 7
-    np.testing.assert_allclose(half.mean.numpy(), exact, rtol=1e-14)
-    whole = np.cumsum(spectrum(mean.mean))
+    np.testing.assert_allclose(mean.numpy(), exact, rtol=1e-14)
+    # float32 sums would not do
+    assert np.abs(torch.stack(given).mean(dim=0).numpy() / exact - 1).max() > 1e-9
+    whole = np.cumsum(spectrum(mean))
     parts = np.mean([np.cumsum(spectrum(one)) for one in given], axis=0)
     assert (whole <= parts + 1e-12).all()
     assert whole[-1] < 0.9 * parts[-1]
 
 
-def test_mean_leaves_out_what_is_not_finite_and_says_so() -> None:
-    mean = MeanMatrix((2, 2))
-    assert bool(mean.mean.isnan().all())
-    mean.add(torch.eye(2))
-    mean.add(torch.full((2, 2), torch.nan))
-    assert (mean.count, mean.left_out) == (1, 1)
-    assert torch.equal(mean.mean, torch.eye(2, dtype=torch.float64))
+def test_mean_leaves_what_it_is_given_as_it_is() -> None:
+    given = [torch.eye(3, dtype=torch.float64), torch.ones(3, 3, dtype=torch.float64)]
+    mean_matrix(given)
+    assert torch.equal(given[0], torch.eye(3, dtype=torch.float64))
+
+
+def test_mean_with_a_matrix_that_is_not_finite_is_not_finite_there() -> None:
+    broken = torch.eye(2)
+    broken[0, 1] = torch.nan
+    mean = mean_matrix([torch.eye(2), broken])
+    assert mean.isnan().tolist() == [[False, True], [False, False]]
+
+
+def test_matrices_without_a_mean_are_refused() -> None:
     with pytest.raises(UsageError, match="equal length"):
-        mean.add(torch.eye(3))
-    with pytest.raises(UsageError, match="equal length"):
-        mean.merge(MeanMatrix((3, 3)))
+        mean_matrix([torch.eye(2), torch.eye(3)])
+    with pytest.raises(UsageError, match="no matrix"):
+        mean_matrix([])
 
 
 # refusals

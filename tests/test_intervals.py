@@ -238,7 +238,7 @@ def test_windows_together_are_windows_one_by_one(
     alone = fed(run, Accumulator(2, 3, 5)).result()
     pair = run.isel(model=0, corpus=0)
     many = Accumulator(2, 3, 5)
-    monkeypatch.setattr("rankscope.summary.accumulate.PIECE_BYTES", piece * 6 * 8 * 2 * (5 + 129))
+    monkeypatch.setattr("rankscope.summary.accumulate.PIECE_BYTES", piece * 6 * 8 * 2 * (6 + 129))
     half = len(texts) // 2
     for part in (slice(0, half), slice(half, None)):
         names = ("status", "cumulative_ratio", "energy_ratio", "text_id", "n_tokens")
@@ -268,7 +268,7 @@ def test_a_text_that_comes_back_is_refused(texts: list[int]) -> None:
 def test_memory_does_not_grow_with_the_windows(
     texts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankscope.summary.BLOCK_BYTES", 256 * 1024)
+    monkeypatch.setattr("rankscope.summary.averages.BLOCK_BYTES", 256 * 1024)
     monkeypatch.setattr("rankscope.summary.accumulate.PIECE_BYTES", 2**20)
     peaks = {}
     for windows in (20, 200, 2000):

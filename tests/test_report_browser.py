@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
 
-from explorers import Opened, chromium
+from explorers import N, Opened, chromium, placed, signed, spectra, worst_pictures
 from made_up import run_of
 from made_up_methods import compare_run, truncate_run
-from rankscope.report import Pictures, write_report
-from rankscope.report.images import picture_of
+from rankscope.report import write_report
 from rankscope.summary import summarise
+from rankscope.summary.differences import difference
 from rankscope.summary.methods import summarise_methods, summarise_truncation
 
-LAYERS, HEADS, N = 12, 12, 512
+LAYERS, HEADS = 12, 12
 BAD, FEW = (2, 5), (4, 4)
 BUDGETS = (64, 128)
 
@@ -38,29 +37,17 @@ class Made:
     errors: xr.Dataset
     methods: xr.Dataset
     control: xr.Dataset
+    rows: xr.Dataset
 
     def mean(self, name: str) -> np.ndarray:
         return np.asarray(summarise(self.run)[name].isel(model=0, corpus=0))
-
-
-def spectra(seed: int, layers: int, heads: int, n: int = N) -> np.ndarray:
-    decay = np.random.default_rng(seed).uniform(0.3, 8, (2, layers, heads, 1))
-    return np.exp(-decay * np.arange(n) / n * 8)
-
-
-def worst_pictures(model: str, layers: int, heads: int) -> Pictures:
-    """Pictures that do not pack: their size is the largest that any have."""
-    rng = np.random.default_rng(1)
-    drawn = [picture_of(rng.uniform(size=(128, 128)) ** 4) for _ in range(4)]
-    heads_of = {(i, j): drawn[(i + j) % 4] for i in range(layers) for j in range(heads)}
-    return Pictures(model, "window 0 of text 0", 512, 4, heads_of)
 
 
 @pytest.fixture(scope="module")
 def made() -> Made:
     status = np.zeros((2, LAYERS, HEADS), np.int8)
     status[:, *BAD], status[1, *FEW] = 5, 6
-    run = run_of(spectra(0, LAYERS, HEADS), status=status)
+    run = placed(run_of(spectra(0, LAYERS, HEADS), status=status))
     energy = np.nan_to_num(run["energy_ratio"].to_numpy()[0, 0])
     matrix = np.sqrt(np.maximum(1 - energy, 0))
     at_budgets = np.stack([matrix[..., k - 1] * 2 for k in (*BUDGETS, 1)], axis=-1)
@@ -72,7 +59,8 @@ def made() -> Made:
             status=status,
         ),
         compare_run({"output": at_budgets, "frobenius": at_budgets}, methods, status=status),
-        run_of(spectra(9, LAYERS, HEADS), model="random:m"),
+        placed(run_of(spectra(9, LAYERS, HEADS), model="random:m")),
+        placed(run_of(spectra(10, LAYERS, HEADS), model="rows:m")),
     )
 
 
@@ -83,7 +71,7 @@ def opened(browser: Any, made: Made, tmp_path_factory: pytest.TempPathFactory) -
         made.run,
         errors=[made.errors, made.methods],
         pictures=worst_pictures("m", LAYERS, HEADS),
-        controls=made.control,
+        controls=[made.control, made.rows],
     )
     found = Opened.of(browser, path)
     yield found
@@ -199,6 +187,42 @@ def test_a_click_on_a_head_changes_the_charts(opened: Opened, made: Made) -> Non
     assert "a pixel is the largest of 4 × 4 weights" in opened.text("picture-note")
 
 
+def test_a_control_is_subtracted_with_an_interval(opened: Opened, made: Made) -> None:
+    rows = opened.page.locator("#gaps-rows tr")
+    assert rows.count() == 2
+    assert "at k = 128, whatever the slider says" in opened.text("gaps-note")
+    for place, control in enumerate((made.control, made.rows)):
+        found = difference(made.run, control)
+        cells = rows.nth(place).locator("td").all_inner_texts()
+        assert cells[0] == str(control["model"].item())
+        numbers = [found.measured, found.control_mean]
+        assert cells[1:3] == [f"{number:.4f}" for number in numbers]
+        assert cells[3] == signed(found.mean)
+        low, high = map(signed, found.interval)
+        assert cells[4] == f"{low} to {high}, 2 texts"
+        assert found.interval[0] < found.mean < found.interval[1]
+
+
+def test_heads_of_other_weights_are_not_subtracted(opened: Opened, made: Made) -> None:
+    opened.set(quantity="cumulative", k=77)
+    opened.click(3, 7)
+    readings = dict(
+        zip(
+            opened.page.locator("#readings dt").all_inner_texts(),
+            opened.page.locator("#readings dd").all_inner_texts(),
+            strict=True,
+        )
+    )
+    own, random, rows = (
+        float(summarise(run)["mean_ratio"][0, 0, 3, 7, 76])
+        for run in (made.run, made.control, made.rows)
+    )
+    assert readings["ratio σ of random:m, its own head"] == f"{random:.4f}"
+    text = readings["ratio σ of rows:m (difference)"]
+    assert text == f"{rows:.4f} ({signed(np.float32(own) - np.float32(rows))})"
+    assert "The heads of random:m are not those of the model" in opened.text("meanings")
+
+
 def test_the_error_chart_takes_either_measure(opened: Opened, made: Made) -> None:
     opened.click(3, 7)
     means = summarise_truncation(made.errors).isel(model=0, corpus=0, layer=3, head=7)
@@ -215,7 +239,7 @@ def test_a_head_without_a_matrix_is_blank_with_its_reason(opened: Opened) -> Non
         measured = [
             one["value"]
             for one in opened.rows(chart)
-            if "random:m" not in (one["series"], one.get("source"))
+            if not {"random:m", "rows:m"} & {one["series"], one.get("source")}
         ]
         assert measured in ([], [None]), chart
     note = "0 of 2 usable: 2 non_finite"
@@ -324,37 +348,3 @@ def test_light_and_dark(opened: Opened) -> None:
     assert opened.page.evaluate(COLOURS) == dark
     opened.page.emulate_media(color_scheme="light")
     opened.page.wait_for_function("rankscope.state.views.map.signal('ink') === '#1b1f24'")
-
-
-def test_a_run_of_24_by_16_heads_and_another_beside_it(browser: Any, tmp_path: Path) -> None:
-    large = run_of(spectra(2, 24, 16), model="large")
-    small = summarise(run_of(spectra(3, 2, 3, 20), model="small"))
-    pictures = worst_pictures("large", 24, 16)
-    path = write_report(tmp_path / "large.html", [large, small], pictures=pictures)
-    opened = Opened.of(browser, path)
-    try:
-        opened.set(k=200)
-        ratio = summarise(large)["mean_ratio"].isel(model=0, corpus=0)
-        np.testing.assert_allclose(opened.cells(), ratio.sel(index=200), atol=1e-6)
-        opened.click(23, 15)
-        assert opened.text("head-title") == "Layer 23, head 15"
-        np.testing.assert_allclose(
-            opened.curve("ratios", "σ", "measured")[N], ratio[23, 15, N - 1], atol=1e-6
-        )
-        assert opened.page.locator("#heads tbody tr").count() == 384
-        assert "No errors were given" in opened.text("errors-note")
-        opened.set(pair="1")
-        opened.page.wait_for_function("document.title !== '' && rankscope.state.run.n === 20")
-        opened.page.wait_for_function("rankscope.state.views.map.data('cells').length === 6")
-        assert opened.text("title") == "small on c"
-        assert opened.text("spectrum-title").startswith("Shares σ_k / Σσ")
-        assert opened.page.locator("#k").get_attribute("max") == "20"
-        assert "No pictures" in opened.text("picture-note")
-        wanted = small["mean_ratio"].isel(model=0, corpus=0).sel(index=5)
-        np.testing.assert_allclose(opened.cells(), wanted, atol=1e-6)
-        opened.page.set_viewport_size({"width": 800, "height": 900})
-        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        assert opened.page.evaluate(wide) <= 0
-        opened.check_quiet()
-    finally:
-        opened.page.context.close()

@@ -14,7 +14,7 @@ from made_up import run_of
 from rankscope.exceptions import StoreError, UsageError
 from rankscope.summary import assemble, combine, relative_curve, summarise, table
 from rankscope.summary.accumulate import CODES, Accumulator
-from rankscope.summary.units import Moments
+from rankscope.summary.units import Moments, mean_of_present
 
 # two-sided 95 % points of Student's t, as printed in tables
 T_975 = {1: 12.7062, 2: 4.30265, 3: 3.18245}
@@ -285,7 +285,10 @@ def test_stored_runs_are_read_block_by_block(
         return load(self, **options)
 
     monkeypatch.setattr(xr.Dataset, "load", watched)
-    monkeypatch.setattr("rankscope.summary.BLOCK_BYTES", 3 * 2 * 3 * 8 * 2 * 8)
+    # two curves of 8, rank_90 and a status of 2 × 3 heads, and n
+    monkeypatch.setattr(
+        "rankscope.summary.averages.BLOCK_BYTES", 3 * (2 * 3 * (2 * 8 * 8 + 8 + 1) + 4)
+    )
     with xr.open_dataset(tmp_path / "run.nc", engine="h5netcdf") as lazy:
         blocks = summarise(lazy)
         assert not lazy["cumulative_ratio"]._in_memory
@@ -365,6 +368,13 @@ def test_moments_agree_with_numpy(stream: list[tuple[float, bool]]) -> None:
     variance = np.var(kept, ddof=1) if len(kept) > 1 else np.nan
     np.testing.assert_allclose(moments.mean[0], mean, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(moments.variance[0], variance, rtol=1e-9, atol=1e-6)
+
+
+def test_the_mean_of_what_is_present_may_be_infinite() -> None:
+    values = np.array([[1.0, np.inf, np.nan], [-np.inf, np.inf, 2.0], [np.nan] * 3, [1, 3, np.nan]])
+    assert mean_of_present(values, (1,)).tolist() == pytest.approx(
+        [np.inf, np.nan, np.nan, 2.0], nan_ok=True
+    )
 
 
 def test_a_large_offset_does_not_spoil_the_variance() -> None:

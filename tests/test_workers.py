@@ -31,7 +31,7 @@ from rankscope.store.locking import lock_path
 from rankscope.text import Corpus
 from run_stores import assert_bits_equal
 from tiny import tiny_config
-from worker_plans import Counting, Dying, Failing, Marked, Refusing
+from worker_plans import Counting, Dying, Failing, Leaving, Marked, Refusing
 
 RECIPE = Recipe(length=12, windows=6)
 TWO = Means(workers=2)
@@ -108,6 +108,41 @@ def test_workers_that_keep_dying_end_the_run_and_lose_nothing(
     execute(plan, model, target, progress=lambda done, _: seen.append(done))
     assert seen[0] >= 1
     assert_bits_equal(load(target), whole)
+
+
+@pytest.mark.usefixtures("windows_by_themselves")
+def test_workers_that_end_themselves_at_work_are_told_as_such(
+    model: LoadedModel, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankscope.engine.crew.DEATHS", 2)
+    said: list[str] = []
+    with pytest.raises(WorkerError) as caught:
+        execute(marked(Leaving, model, corpus), model, tmp_path / "run.nc", TWO, told=said.append)
+    (line,) = said
+    assert "ended with exit status 3 at window 1; another takes its place" in line
+    assert caught.value.cause == (
+        "2 workers died over window 1, the last one ended with exit status 3"
+    )
+    assert "goes on" in caught.value.remedy
+
+
+def cannot_start(_pipe: Connection, _job: bytes, _number: int) -> None:
+    """A process that ends before it says anything, as one whose script cannot be imported."""
+    os._exit(1)
+
+
+@pytest.mark.usefixtures("windows_by_themselves")
+def test_worker_that_never_started_is_told_as_such_at_once(
+    model: LoadedModel, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankscope.engine.crew.serve", cannot_start)
+    said: list[str] = []
+    with pytest.raises(WorkerError, match="exit status 1 before it could start") as caught:
+        execute(
+            SpectraPlan(model, corpus, RECIPE), model, tmp_path / "run.nc", TWO, told=said.append
+        )
+    assert "__main__" in caught.value.remedy
+    assert said == []
 
 
 @pytest.mark.usefixtures("windows_by_themselves")

@@ -44,7 +44,18 @@ class Dying(Marked):
             if self.mark.exists():
                 return
             self.mark.touch()
+        self.end()
+
+    def end(self) -> None:
+        """End the process."""
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Leaving(Dying):
+    """The same with an exit status of its own."""
+
+    def end(self) -> None:
+        os._exit(3)
 
 
 class Refusing(Marked):

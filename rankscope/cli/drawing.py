@@ -33,7 +33,12 @@ def plot(
     ] = "output",
     layer: Annotated[int, typer.Option("--layer", help="For --kind head.")] = 0,
     head: Annotated[int, typer.Option("--head", help="For --kind head.")] = 0,
-    sample: Annotated[int, typer.Option("--sample", help="Window, for head and spectra.")] = 0,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            "--sample", help="Window, for head and spectra; the first, with a token for head."
+        ),
+    ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Picture: .png or .svg; .pdf works too.")
     ] = Path("figure.png"),
@@ -52,7 +57,7 @@ def plot(
     if chosen is Kind.spectra:
         from rankscope.store.files import load
 
-        paths = plots.save_pages(plots.head_grid(load(sources[0]), sample=sample), out)
+        paths = plots.save_pages(plots.head_grid(load(sources[0]), sample=sample or 0), out)
     else:
         paths = plots.save(_figure(chosen, sources, measure, (sample, layer, head)), out)
     terminal.note("wrote " + ", ".join(map(str, paths)))
@@ -91,7 +96,9 @@ def spectra_summaries(paths: list[Path]) -> list[xr.Dataset]:
     return combine(parts)
 
 
-def _figure(kind: Kind, sources: list[Path], measure: str, place: tuple[int, int, int]) -> Any:
+def _figure(
+    kind: Kind, sources: list[Path], measure: str, place: tuple[int | None, int, int]
+) -> Any:
     from rankscope import plots
     from rankscope.approximations import read_ranks
     from rankscope.revisit import head_of

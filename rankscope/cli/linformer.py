@@ -24,6 +24,7 @@ from rankscope.cli.running import (
     check_folder,
     check_models,
     compute,
+    cutting,
     load_corpora,
     load_model,
 )
@@ -189,7 +190,8 @@ def evaluate(
         "bound": BestOutput(k),
     }
     loaded = load_model(model, loading, running)
-    plan = ComparisonPlan(loaded, one, sampling, list(chosen.values()))
+    with cutting(one):
+        plan = ComparisonPlan(loaded, one, sampling, list(chosen.values()))
     path = compute(plan, loaded, out, running)
     with load(path, lazy=True) as dataset:
         tables.layer_table(summarise_methods(dataset), stored, list(chosen))

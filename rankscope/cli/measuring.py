@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +35,7 @@ from rankscope.cli.running import (
     check_folder,
     check_models,
     compute,
+    cutting,
     load_corpora,
     load_model,
     precision_reached,
@@ -91,7 +93,7 @@ def figure1(
     measured.check(names, known, corpora, target)
     measured.run(names, corpora, target)
     pictures = [out / "figure1.png", out / "figure1.svg"]
-    draw_figure1(measured.runs, pictures, differences=measured.differences())
+    draw_figure1(measured.runs, pictures, differences=measured.differences)
     measured.finish(precision)
 
 
@@ -193,8 +195,9 @@ class _Measured:
                     self._control(drawn, corpus, own[corpus.name], None, path)
                 del drawn
 
+    @cached_property
     def differences(self) -> list[Difference]:
-        """What was measured less each control."""
+        """What was measured less each control; after the runs, which it reads."""
         from rankscope.store.files import load
         from rankscope.summary.differences import difference
 
@@ -212,7 +215,7 @@ class _Measured:
         terminal.note("data: " + ", ".join(map(str, self.runs)))
         terminal.summary_table(rows)
         if self.pairs:
-            terminal.difference_table(self.differences())
+            terminal.difference_table(self.differences)
         short = [run for run in self.runs if not precision_reached(run)]
         for run in short:
             terminal.note(
@@ -242,7 +245,13 @@ class _Measured:
         from rankscope.engine import SpectraPlan
 
         what = f"{recipe.control} of " if recipe.control else ""
-        plan = SpectraPlan(model, corpus, recipe)
+        with cutting(corpus):
+            plan = SpectraPlan(model, corpus, recipe)
+        if recipe.control is None:
+            # what a control would refuse is known before the run that it belongs to
+            for control in self.controls:
+                if control != RANDOM:
+                    plan.check_control(control)
         self.runs.append(compute(plan, model, path, self.running, what))
         return self.runs[-1]
 

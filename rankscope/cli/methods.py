@@ -23,6 +23,7 @@ from rankscope.cli.running import (
     check_folder,
     check_models,
     compute,
+    cutting,
     load_corpora,
     load_model,
 )
@@ -89,7 +90,9 @@ def truncate(
     check_folder(out.parent)
     (one,) = load_corpora([corpus], options)
     loaded = load_model(model, loading, running)
-    path = compute(TruncationPlan(loaded, one, sampling, chosen), loaded, out, running)
+    with cutting(one):
+        plan = TruncationPlan(loaded, one, sampling, chosen)
+    path = compute(plan, loaded, out, running)
     _show(
         path,
         lambda dataset: truncation_rows(summarise_truncation(dataset)),
@@ -130,7 +133,8 @@ def compare(
     check_folder(out.parent)
     (one,) = load_corpora([corpus], options)
     loaded = load_model(model, loading, running)
-    plan = ComparisonPlan(loaded, one, sampling, chosen, spectral)
+    with cutting(one):
+        plan = ComparisonPlan(loaded, one, sampling, chosen, spectral)
     show_comparison(compute(plan, loaded, out, running))
 
 
@@ -173,16 +177,17 @@ def intervene(
     loaded = load_model(model, loading, running, head=True)
     if loaded.head is None:
         terminal.note(f"{loaded.info.name} has no language-model head: hidden states are compared")
-    plan = InterventionPlan(
-        loaded,
-        one,
-        sampling,
-        chosen,
-        heads=places,
-        mask_seed=mask_seed,
-        fraction=fraction,
-        pseudo=pseudo,
-    )
+    with cutting(one):
+        plan = InterventionPlan(
+            loaded,
+            one,
+            sampling,
+            chosen,
+            heads=places,
+            mask_seed=mask_seed,
+            fraction=fraction,
+            pseudo=pseudo,
+        )
     show_losses(compute(plan, loaded, out, running))
 
 

@@ -116,7 +116,7 @@ Controls = Annotated[
     typer.Option(
         "--controls",
         help="Also what chance alone gives, on the same windows: rows, gaussian, tokens, random, "
-        "padded-L, separated by commas; 'default' for rows,random.",
+        "padded-L, mean-M, separated by commas; 'default' for rows,random.",
     ),
 ]
 Workers = Annotated[
@@ -282,10 +282,11 @@ def control_names(text: str | None) -> tuple[str, ...]:
     names = DEFAULT_CONTROLS if text == "default" else tuple(text.split(","))
     known = ("rows", "gaussian", "tokens", "random")
     for name in (name.strip() for name in names):
-        if name not in known and not re.fullmatch(r"padded-[1-9]\d*", name):
+        if name not in known and not re.fullmatch(r"(padded|mean)-[1-9]\d*", name):
             raise UsageError(
                 f"--controls {text!r}: there is no control {name!r}",
-                f"one or more of {', '.join(known)}, padded-L such as padded-128, or default",
+                f"one or more of {', '.join(known)}, padded-L such as padded-128, mean-M such as "
+                "mean-8, or default",
             )
     return tuple(dict.fromkeys(name.strip() for name in names))
 

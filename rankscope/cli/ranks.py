@@ -20,7 +20,14 @@ from rankscope.cli.options import (
     WindowChoice,
     bundled,
 )
-from rankscope.cli.running import check_folder, check_models, compute, load_corpora, load_model
+from rankscope.cli.running import (
+    check_folder,
+    check_models,
+    compute,
+    cutting,
+    load_corpora,
+    load_model,
+)
 from rankscope.exceptions import UsageError
 
 if TYPE_CHECKING:
@@ -140,7 +147,8 @@ def choose_rank(
     check_folder(out.parent)
     (one,) = load_corpora([corpus], options)
     loaded = load_model(model, loading, running, head=True)
-    plan = TruncationPlan(loaded, one, sampling)
+    with cutting(one):
+        plan = TruncationPlan(loaded, one, sampling)
     frame = plan.frame
     heads = len(frame.layers) * frame.n_heads
     if mean_rank is not None:

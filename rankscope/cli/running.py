@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import typer
 from rankscope import terminal
 from rankscope.cli.options import Loading, Running
 from rankscope.exceptions import StoreError, UsageError
+from rankscope.labels import control_of, group_size
 
 if TYPE_CHECKING:
     from rankscope.engine import Plan
@@ -23,6 +25,9 @@ BAD_HEADS = 7
 
 TOO_SHORT = 8
 """Exit status of a run whose text ended before its intervals were as narrow as was asked for."""
+
+LARGE_TEXT = 5_000_000
+"""Characters from which on reading and cutting a text take long enough to be told of."""
 
 INTERRUPTED = 130
 """Exit status of a run that was stopped from the keyboard."""
@@ -87,7 +92,11 @@ def load_corpora(specs: list[str], options: Any) -> list[Corpus]:
     """
     from rankscope.text import load_corpus
 
-    corpora = [load_corpus(spec, options) for spec in dict.fromkeys(specs)]
+    corpora = []
+    for spec in dict.fromkeys(specs):
+        large = os.path.isfile(spec) and os.path.getsize(spec) >= LARGE_TEXT
+        with terminal.working(f"reading {spec}") if large else nullcontext():
+            corpora.append(load_corpus(spec, options))
     names = [corpus.name for corpus in corpora]
     if doubled := {name for name in names if names.count(name) > 1}:
         raise UsageError(
@@ -97,6 +106,16 @@ def load_corpora(specs: list[str], options: Any) -> list[Corpus]:
         for remark in corpus.notes:
             terminal.note(f"{corpus.name}: {remark}")
     return corpora
+
+
+def cutting(corpus: Corpus) -> AbstractContextManager[None]:
+    """Say that the windows of a large text are being cut, which takes about a second a million."""
+    size = sum(len(text.text) for text in corpus.texts)
+    if size < LARGE_TEXT:
+        return nullcontext()
+    return terminal.working(
+        f"cutting {corpus.name} into windows: {size / 1e6:.0f} million characters"
+    )
 
 
 def load_model(
@@ -145,7 +164,8 @@ def compute(plan: Plan, model: LoadedModel, target: Path, running: Running, what
             f"{means.workers} workers of {means.threads} threads share {usable_cores()} cores"
         )
     try:
-        with terminal.progress(label) as progress:
+        unit = "groups" if group_size(control_of(plan.schema.model)[0]) else "windows"
+        with terminal.progress(label, unit) as progress:
             return engine.execute(
                 plan,
                 model,

@@ -11,8 +11,8 @@ control         kept                                              destroyed
 ``rows``        every row's values: sum, entropy, norm, mask      which columns they stand in
 ``gaussian``    every row's sum, entropy and mask                 values and columns
 ``tokens``      the model, the words of the window                their order
-``padded``      the model, the text                               the size: L tokens in n × n
-``mean``        the mean matrix over windows                      what differs between windows
+``padded-L``    the model, the text                               the size: L tokens in n × n
+``mean-M``      the mean matrix over M windows                    what differs between windows
 ==============  ================================================  ==================================
 
 - ``random`` is a model, not a function: ``load_model("random:NAME")`` has the architecture of NAME
@@ -21,9 +21,11 @@ control         kept                                              destroyed
   :func:`gaussian_rows`, or :func:`control_matrix` with a seed of its own for every window, layer
   and head.
 - ``tokens`` is a window of text, :func:`shuffled_tokens`, for the model to read.
-- ``padded`` is :func:`padded_attention`, of a window or of the first tokens of one
+- ``padded-L`` is :func:`padded_attention`, of a window or of the first tokens of one
   (:func:`shortened`).
-- ``mean`` is the spectrum of :class:`MeanMatrix`, to be set against the mean of the spectra.
+- ``mean-M`` is the spectrum of the mean P (:func:`mean_matrix`) of a group of M windows that follow
+  each other, to be set against the mean of their spectra: a sample of such a run is a group. The
+  groups have one length, and what is left of the windows, fewer than M, is in none.
 
 Everything drawn depends on a seed and on the place it is drawn for, and on nothing else: not on
 batches, on workers or on the device.
@@ -33,9 +35,9 @@ from __future__ import annotations
 
 from rankscope.controls.matrices import (
     MATRIX_CONTROLS,
-    MeanMatrix,
     control_matrix,
     gaussian_rows,
+    mean_matrix,
     shuffled_rows,
     support,
 )
@@ -43,9 +45,9 @@ from rankscope.controls.texts import padded_attention, shortened, shuffled_token
 
 __all__ = [
     "MATRIX_CONTROLS",
-    "MeanMatrix",
     "control_matrix",
     "gaussian_rows",
+    "mean_matrix",
     "padded_attention",
     "shortened",
     "shuffled_rows",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -267,22 +267,29 @@ def control_matrix(
     return MATRIX_CONTROLS[control](matrix, random, support(attention, row, head))
 
 
-class MeanMatrix:
+def mean_matrix(matrices: Iterable[torch.Tensor]) -> torch.Tensor:
     """Mean of one head's P over windows of equal length, whose spectrum is the control ``mean``.
 
-    Sums of the largest k singular values are convex: those of the mean are at most the mean of
-    those of the matrices. The cumulative ratio is not, and may fall on either side of the mean of
-    the ratios: all permutation matrices have the ratio k/n, and their mean, the uniform matrix, 1.
+    P̄ = (P_1 + … + P_M) / M. Sums of the largest k singular values are convex: those of P̄ are at
+    most the mean of those of the P_i. The cumulative ratio is not, and may fall on either side of
+    the mean of the ratios: all permutation matrices have the ratio k/n, and their mean, the uniform
+    matrix, 1.
 
     Parameters
     ----------
-    shape : (n, m)
-        Of every matrix. The sum takes 8·n·m bytes: 2 MiB a head at n = 512.
+    matrices : iterable of (n, m) tensor
+        At least one; asked for one after another, so that one at a time need exist.
 
-    Attributes
-    ----------
-    count, left_out : int
-        Matrices in the mean, and those that were not finite.
+    Returns
+    -------
+    (n, m) float64 tensor
+        On the device of the matrices. Summed in their order, so that the same order gives the same
+        bits. Not finite where one of them is not: a mean of what is left would be of other windows.
+
+    Raises
+    ------
+    UsageError
+        Without a matrix, or if they differ in size.
 
     References
     ----------
@@ -290,64 +297,25 @@ class MeanMatrix:
 
     Examples
     --------
-    >>> mean = MeanMatrix((2, 2))
-    >>> mean.add(torch.eye(2))
-    >>> mean.add(torch.eye(2).flip(0))
-    >>> mean.mean
+    >>> mean_matrix([torch.eye(2), torch.eye(2).flip(0)])
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]], dtype=torch.float64)
     """
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self._sum = torch.zeros(shape, dtype=torch.float64)
-        self.count = 0
-        self.left_out = 0
-
-    @property
-    def mean(self) -> torch.Tensor:
-        """Mean of the matrices that were taken in.
-
-        Returns
-        -------
-        (n, m) float64 tensor
-            On the CPU; NaN without a matrix.
-        """
-        return self._sum / self.count if self.count else torch.full_like(self._sum, torch.nan)
-
-    def add(self, matrix: torch.Tensor) -> None:
-        """Take in P of one window; one that is not finite is counted and left out.
-
-        Raises
-        ------
-        UsageError
-            If it has another size.
-        """
-        self._fits(tuple(matrix.shape))
-        if not bool(matrix.isfinite().all()):
-            self.left_out += 1
-            return
-        self._sum += matrix.detach().to("cpu", torch.float64)
-        self.count += 1
-
-    def merge(self, other: MeanMatrix) -> None:
-        """Take in all that another mean has taken in; equal bits need an equal order.
-
-        Raises
-        ------
-        UsageError
-            If its matrices have another size.
-        """
-        self._fits(tuple(other._sum.shape))
-        self._sum += other._sum
-        self.count += other.count
-        self.left_out += other.left_out
-
-    def _fits(self, shape: tuple[int, ...]) -> None:
-        if shape != tuple(self._sum.shape):
+    total: torch.Tensor | None = None
+    count = 0
+    for matrix in matrices:
+        if total is None:
+            total = torch.zeros_like(matrix, dtype=torch.float64)
+        elif total.shape != matrix.shape:
             raise UsageError(
-                f"a mean of matrices {tuple(self._sum.shape)} cannot take in one of {shape}",
+                f"matrices {tuple(total.shape)} and {tuple(matrix.shape)} have no mean",
                 "use windows of equal length, as packed ones are",
             )
+        total += matrix
+        count += 1
+    if total is None:
+        raise UsageError("no matrix has no mean", "give one at least")
+    return total.div_(count)
 
 
 def _check(matrix: torch.Tensor, support: torch.Tensor | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -25,12 +26,25 @@ CLOSE_S = 5
 AHEAD = 2
 """Blocks given out for every worker: one at work, one waiting there."""
 
+PATIENCE_S = 300
+"""How long a run waits for a worker when the last one has gone, in seconds."""
+
+REMIND_S = 60
+"""How often it says so meanwhile, in seconds."""
+
+LIST_S = 5
+"""How long a list of workers is taken for true, in seconds; an empty one never is."""
+
+FETCH_S = 30
+"""How long a result may take from its worker before it is seen to whether there still is one."""
+
 
 class Cluster(Crew):
     """The workers of a Dask cluster, as many as there are while the run lasts.
 
     The scheduler gives the blocks of a worker that died to others; when a block has killed several
-    it gives up, and so does the run, which keeps what it has.
+    it gives up, and so does the run, which keeps what it has. When the last worker has gone the run
+    says so, waits `PATIENCE_S` for another, and then ends.
 
     Parameters
     ----------
@@ -47,6 +61,11 @@ class Cluster(Crew):
         self._told = told or (lambda line: None)
         self._client: Client | None = None
         self._given: dict[Future[Result], Block] = {}
+        self._places: dict[str, int] = {}
+        self._asked = -math.inf
+        # since when there has been no worker, and when that was said last
+        self._alone: float | None = None
+        self._said = 0.0
 
     def __enter__(self) -> Cluster:
         try:
@@ -97,6 +116,7 @@ class Cluster(Crew):
                 raise self._lost() from error
             # a client whose scheduler has gone cancels everything
             self._check_connection()
+            self._check_workers()
             for future in [one for one in self._given if one.done()]:
                 block = self._given.pop(future)
                 yield self._result(future, block)
@@ -123,7 +143,7 @@ class Cluster(Crew):
         from distributed import CancelledError, KilledWorker
 
         try:
-            answer: Result | Exception = future.result()
+            answer: Result | Exception = self._fetched(future)
         except KilledWorker as error:
             raise WorkerError(
                 f"workers of the cluster died over {block}, the last one {error.last_worker}",
@@ -141,8 +161,54 @@ class Cluster(Crew):
             raise answer
         return answer
 
+    def _fetched(self, future: Future[Result]) -> Result | Exception:
+        """What a future has come to; its worker may die before it has handed that over."""
+        while True:
+            try:
+                found: Result | Exception = future.result(timeout=FETCH_S)
+                return found
+            except TimeoutError:
+                self._check_connection()
+                self._check_workers()
+
+    def _check_workers(self) -> None:
+        """Say when there is no worker left, and after some time give up.
+
+        Raises
+        ------
+        WorkerError
+        """
+        now = time.monotonic()
+        there = len(self._workers())
+        if there:
+            if self._alone is not None:
+                self._told(f"cluster {self.address}: {there} workers again")
+            self._alone = None
+            return
+        if self._alone is None:
+            self._alone, self._said = now, -math.inf
+        alone = now - self._alone
+        if alone >= PATIENCE_S:
+            raise WorkerError(
+                f"the cluster {self.address} has had no worker for {alone:.0f} s",
+                "start `dask worker` there: the windows that are done are kept, and the same "
+                "command goes on",
+            )
+        if now - self._said >= REMIND_S:
+            self._said = now
+            self._told(
+                f"cluster {self.address}: no worker for {alone:.0f} s; the run goes on when there "
+                f"is one, and ends after {PATIENCE_S} s"
+            )
+
     def _workers(self) -> dict[str, int]:
         """Address of each worker, and its number among those of its machine."""
+        now = time.monotonic()
+        if not self._places or now - self._asked >= LIST_S:
+            self._places, self._asked = self._list(), now
+        return self._places
+
+    def _list(self) -> dict[str, int]:
         assert self._client is not None
         found = self._client.scheduler_info(n_workers=-1).get("workers", {})
         places: dict[str, int] = {}

@@ -97,12 +97,16 @@ class Here(Crew):
 
 @dataclass
 class _Member:
-    """A worker process, our end of its pipe, and what it was given: at work on the first."""
+    """A worker process, our end of its pipe, and what it was given: at work on the first.
+
+    `started` is whether it has said that it is there, which it does before its first block.
+    """
 
     number: int
     process: SpawnProcess
     pipe: Connection
     blocks: deque[Block] = field(default_factory=deque)
+    started: bool = False
 
     def has_room(self, bytes_of_block: int) -> bool:
         """Whether it takes another block: one to work on, and one that waits in its pipe.
@@ -161,6 +165,9 @@ class Processes(Crew):
                 except (EOFError, OSError):
                     again.extend(self._replace(member, deaths))
                     continue
+                if answer is None:
+                    member.started = True
+                    continue
                 member.blocks.popleft()
                 if isinstance(answer, BaseException):
                     raise answer
@@ -214,8 +221,9 @@ class Processes(Crew):
         dead.pipe.close()
         dead.process.close()
         deaths[block.start] += 1
-        if exit_code is not None and exit_code > 0:
-            # nobody ended it: it could not even start, and the next one could not either
+        ended_itself = exit_code is not None and exit_code > 0
+        if ended_itself and not dead.started:
+            # it could not even start, and the next one could not either
             self._members.remove(dead)
             raise WorkerError(
                 f"worker {dead.number} {how} before it could start; its reason stands above",
@@ -226,8 +234,8 @@ class Processes(Crew):
             self._members.remove(dead)
             raise WorkerError(
                 f"{DEATHS} workers died over {block}, the last one {how}",
-                "use fewer workers if memory is short; the windows that are done are kept, and the "
-                "same command goes on",
+                ("see what they wrote" if ended_itself else "use fewer workers if memory is short")
+                + "; the windows that are done are kept, and the same command goes on",
             )
         self._told(f"worker {dead.number} {how} at {block}; another takes its place")
         self._members[self._members.index(dead)] = self._start(dead.number)
@@ -252,9 +260,14 @@ def _no_interrupt() -> Iterator[None]:
 
 
 def serve(pipe: Connection, job: bytes, number: int) -> None:
-    """Life of a worker process: blocks in, results out, until the other end closes."""
+    """Life of a worker process: blocks in, results out, until the other end closes.
+
+    The first thing out is None: the process has started, and what ends it now is the work.
+    """
     # an interrupt from the keyboard reaches the whole group; the main process ends its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):
+        pipe.send_bytes(pickle.dumps(None))
     unpacked: Job | None = None
     while True:
         try:

@@ -5,28 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.atomic import remove, remove_leftovers
+from rankscope.atomic import remove_leftovers
 from rankscope.engine.cluster import Cluster
 from rankscope.engine.crew import Crew, Here, Processes, check_counts
 from rankscope.engine.machine import weights_bytes
 from rankscope.engine.plan import Plan
+from rankscope.engine.resuming import Progress, Told, clear, holds, open_store
 from rankscope.engine.work import Block, Job, plan_part, short_of_memory
-from rankscope.exceptions import MemoryLimit, RankscopeError, StoreError, UsageError
+from rankscope.exceptions import MemoryLimit, RankscopeError, UsageError
 from rankscope.store import RunStore, locked, working_path
-from rankscope.store.files import check_target, load
-from rankscope.summary.precision import Precision, looks
+from rankscope.store.files import check_target
+from rankscope.summary.precision import Precision, Widths, looks
 
 if TYPE_CHECKING:
     from rankscope.models import LoadedModel
-
-Progress = Callable[[int, int], None]
-Told = Callable[[str], None]
 
 WORKER_BYTES = 600 * 2**20
 """What a worker process takes for its libraries, beside model and matrices."""
@@ -156,8 +154,8 @@ def execute(
     with locked(target), terminable():
         for place in (target, working_path(target)):
             remove_leftovers(place)
-        if target.exists() and not overwrite and _holds(target, plan.settings_hash):
-            _clear(working_path(target), plan)
+        if target.exists() and not overwrite and holds(target, plan.settings_hash):
+            clear(working_path(target), plan)
             return asked
         check_target(target, attrs=plan.schema.attrs, overwrite=overwrite)
         needed = means.memory(plan, model)
@@ -168,7 +166,7 @@ def execute(
                 "use fewer workers or threads, or shorter windows",
             )
         plan.trial(model)
-        run = _Run(plan, _store(plan, working_path(target), overwrite, say), progress, say)
+        run = _Run(plan, open_store(plan, working_path(target), overwrite, say), progress, say)
         try:
             with means.crew(plan, model, run.blocks_left, told) as crew:
                 samples, attrs = run.to_the_end(crew)
@@ -197,6 +195,8 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.done = self.store.done()
+        if self.finished:
+            self.devices.update(str(self.store.layout.attrs["device"]).split(", "))
 
     @property
     def finished(self) -> int:
@@ -224,19 +224,15 @@ class _Run:
         rule = self.plan.rule()
         if rule is None:
             self._compute(crew, len(self.done))
-            return len(self.done), self._attrs()
+            return len(self.done), {}
         seen, reached, widths = 0, False, rule.widths()
         for look in _looks(len(self.done), self.store.block):
             self._compute(crew, look)
             self._take_in(rule, seen, look)
             seen = look
-            reached = rule.reached()
             widths = rule.widths()
-            self.say(
-                f"{look} windows: 95 % interval of the mean {widths.overall:.4g} wide, of layer "
-                f"{self.plan.frame.layers[widths.widest_layer]} {widths.layer:.4g}; "
-                f"{rule.width:g} is wanted"
-            )
+            reached = rule.reached(widths)
+            self.say(f"{look} windows: {self._told(widths)}; {rule.width:g} is wanted")
             if reached:
                 break
         found = {
@@ -245,11 +241,14 @@ class _Run:
             "precision_overall": widths.overall,
             "precision_widest_layer": widths.layer,
         }
-        return seen, found | self._attrs()
+        return seen, found
 
-    def _attrs(self) -> dict[str, Any]:
-        # of a run that was resumed elsewhere, the device of its last part
-        return {"device": ", ".join(sorted(self.devices))} if self.devices else {}
+    def _told(self, widths: Widths) -> str:
+        line = f"95 % interval of the mean {widths.overall:.4g} wide"
+        if widths.widest_layer >= 0:
+            layer = self.plan.frame.layers[widths.widest_layer]
+            line += f", of layer {layer} {widths.layer:.4g}"
+        return f"{line} ({widths.remark})" if widths.remark else line
 
     def _compute(self, crew: Crew, stop: int) -> None:
         """Compute what is left of the windows before `stop`."""
@@ -259,8 +258,17 @@ class _Run:
             for result in results:
                 self.store.write_block(result.start, result.fields)
                 self.done[result.start : result.start + len(result.fields)] = True
-                self.devices.add(result.device)
+                self._computed_on(result.device)
                 self._report(stop)
+
+    def _computed_on(self, device: str) -> None:
+        """Keep all devices of a run, those before a stop included."""
+        if device in self.devices:
+            return
+        self.devices.add(device)
+        known = ", ".join(sorted(self.devices))
+        if known != self.store.layout.attrs["device"]:
+            self.store.record({"device": known})
 
     def _report(self, stop: int) -> None:
         if self.progress is not None:
@@ -275,74 +283,15 @@ class _Run:
                 yield plan_part(self.plan, samples)
 
     def _take_in(self, rule: Precision, start: int, stop: int) -> None:
-        names = ("status", "cumulative_ratio", "energy_ratio", "n_tokens", "text_id")
+        names = ("status", "cumulative_ratio", "n_tokens", "text_id")
         with self.store.dataset() as dataset:
             pair = dataset[list(names)].isel(model=0, corpus=0)
             step = self.store.block
             for first in range(start, stop, step):
                 part = pair.isel(sample=slice(first, min(first + step, stop))).load()
-                arrays = {name: part[name].to_numpy() for name in names}
-                for place in range(part.sizes["sample"]):
-                    rule.add(
-                        text_id=int(arrays["text_id"][place]),
-                        n_tokens=int(arrays["n_tokens"][place]),
-                        status=arrays["status"][place],
-                        cumulative_ratio=arrays["cumulative_ratio"][place],
-                        energy_ratio=arrays["energy_ratio"][place],
-                    )
+                rule.add_many(**{name: part[name].to_numpy() for name in names})
 
 
 def _looks(limit: int, block: int) -> Sequence[int]:
     """Numbers of windows at which a run looks: whole blocks, or all."""
     return sorted({min(-(-look // block) * block, limit) for look in looks(limit)})
-
-
-def _store(plan: Plan, folder: Path, overwrite: bool, say: Told) -> RunStore:
-    """The store of a run that was stopped, less what is damaged in it, or a new one."""
-    if not os.path.lexists(folder):
-        return RunStore.create(folder, plan.schema)
-    # an overwrite must never delete what is someone's own
-    if not (folder / "zarr.json").is_file():
-        raise StoreError(
-            f"{folder}, where the windows of this run belong, is no run store",
-            "move it away, or choose another output",
-        )
-    try:
-        store = RunStore.open(folder, plan.settings_hash, recipe=plan.settings, told=say)
-        bad = store.verify()
-    except StoreError:
-        if not overwrite:
-            raise
-        remove(folder)
-        return RunStore.create(folder, plan.schema)
-    if bad:
-        store.forget(bad)
-        say(
-            f"{folder}: {len(bad)} windows are damaged ({_listed(bad)}) and are computed "
-            "again; the others are kept"
-        )
-    return store
-
-
-def _clear(folder: Path, plan: Plan) -> None:
-    """Delete the store of a run that was stopped between its last two steps."""
-    if folder.is_dir():
-        with suppress(StoreError):
-            RunStore.open(folder, plan.settings_hash).remove()
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"{shown} …" if len(numbers) > 8 else shown
-
-
-def _holds(target: Path, wanted: str) -> bool:
-    """Whether the target already is the result of these very settings."""
-    try:
-        with load(target, lazy=True) as dataset:
-            return bool(dataset.attrs.get("settings_hash") == wanted)
-    except StoreError as error:
-        raise StoreError(
-            f"{target} exists, and is no whole result: {error.cause}",
-            "delete it, choose another name, or allow to overwrite it",
-        ) from error

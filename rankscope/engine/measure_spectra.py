@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +18,16 @@ from rankscope.attention import (
     row_entropy,
     row_measures,
 )
-from rankscope.controls import MATRIX_CONTROLS, control_matrix, shortened, shuffled_tokens
+from rankscope.controls import (
+    MATRIX_CONTROLS,
+    control_matrix,
+    mean_matrix,
+    shortened,
+    shuffled_tokens,
+)
 from rankscope.engine.frame import Frame
 from rankscope.engine.machine import estimate
+from rankscope.engine.measure_means import group_bytes, in_groups
 from rankscope.engine.plan import Filing, LayerPlan, WindowResult
 from rankscope.engine.recipe import Recipe
 from rankscope.linalg import Spectrum, Workers
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class SpectraPlan(LayerPlan):
-    """Singular values of every window, layer and head.
+    """Singular values of every window, layer and head; with the control ``mean-M`` of every group.
 
     Parameters
     ----------
@@ -48,8 +56,12 @@ class SpectraPlan(LayerPlan):
         self.recipe = recipe
         padded_to = recipe.length if recipe.padded else None
         self.frame = Frame.of(model, corpus, recipe, edit=_edit(recipe), padded_to=padded_to)
+        what = "attention matrices"
+        if recipe.mean is not None:
+            self.frame = in_groups(self.frame, recipe.mean)
+            what = f"means of {recipe.mean} attention matrices"
         self.schema = self.frame.schema(
-            "singular values of attention matrices",
+            f"singular values of {what}",
             {**SPECTRA, **CENTRED} if recipe.centred else SPECTRA,
             {"index": np.arange(1, self.frame.length + 1)},
             attrs={"spectrum_dtype": "float64"}
@@ -57,7 +69,26 @@ class SpectraPlan(LayerPlan):
         )
 
     def estimate(self, model: LoadedModel, threads: int) -> int:
-        return estimate(model, self.recipe, threads)
+        needed = estimate(model, self.recipe, threads)
+        if self.recipe.mean is not None:
+            needed += group_bytes(model, self.recipe.length, self.recipe.mean, threads)
+        return needed
+
+    def check_control(self, control: str) -> None:
+        """Refuse a control that the windows of this run cannot have, before they are measured.
+
+        Parameters
+        ----------
+        control : str
+            As for :class:`Recipe`.
+
+        Raises
+        ------
+        UsageError
+        """
+        recipe = replace(self.recipe, control=control, precision=None)
+        if recipe.mean is not None:
+            in_groups(self.frame, recipe.mean)
 
     def rule(self) -> Precision | None:
         if self.recipe.precision is None:
@@ -65,8 +96,6 @@ class SpectraPlan(LayerPlan):
         return Precision(
             len(self.frame.layers),
             self.frame.n_heads,
-            self.frame.length,
-            index=max(1, self.frame.length // 4),
             width=self.recipe.precision,
             texts=len({window.text_id for window in self.frame.windows.values()}),
         )
@@ -80,6 +109,9 @@ class SpectraPlan(LayerPlan):
     ) -> Filing | None:
         if self.recipe.control in MATRIX_CONTROLS:
             self._add_control(results, place, attention, pool)
+            return None
+        if self.recipe.mean is not None:
+            self._add_mean(results, place, attention, pool)
             return None
         if attention.query.device.type != "cpu":
             return self._add_later(results, place, attention, pool)
@@ -121,6 +153,50 @@ class SpectraPlan(LayerPlan):
         self._file(results, place, attention, spectra, entropy)
         return None
 
+    def _add_mean(
+        self,
+        results: Sequence[WindowResult],
+        place: int,
+        attention: Attention,
+        pool: Workers,
+    ) -> None:
+        """The same of the mean P of a group, whose windows are the rows of the batch."""
+        entropy = np.full(attention.n_heads, np.nan)
+
+        def own(row: int, head: int) -> torch.Tensor:
+            found = attention.matrix(row, head)
+            check_matrix(found, attention, head)
+            return found
+
+        def matrix(head: int) -> torch.Tensor:
+            rows = range(attention.query.shape[0])
+            mean = mean_matrix(own(row, head) for row in rows)
+            entropy[head] = row_entropy(mean)
+            # in the type of P again: a solver would look for digits that P does not have
+            return mean.to("cpu", attention.dtype)
+
+        spectra = self._decomposed(matrix, len(entropy), attention, pool)
+        self._file(results, place, attention, spectra, entropy)
+
+    def _decomposed(
+        self,
+        load: Callable[[int], torch.Tensor],
+        count: int,
+        attention: Attention,
+        pool: Workers,
+    ) -> list[Spectrum]:
+        """Spectra of matrices in the place of P, each loaded when its turn comes."""
+        return [
+            pool.decompose(
+                load,
+                count,
+                attention.shape,
+                driver=self.recipe.driver,  # type: ignore[arg-type]
+                centred=centred,
+            )
+            for centred in ((False, True) if self.recipe.centred else (False,))
+        ]
+
     def _add_control(
         self,
         results: Sequence[WindowResult],
@@ -128,7 +204,7 @@ class SpectraPlan(LayerPlan):
         attention: Attention,
         pool: Workers,
     ) -> None:
-        """The same of matrices that are drawn in the place of P, each by its own place."""
+        """The same of matrices that are drawn, each by the place of the P that it stands for."""
         heads = attention.n_heads
         entropy = np.full(len(results) * heads, np.nan)
 
@@ -148,16 +224,7 @@ class SpectraPlan(LayerPlan):
             entropy[number] = row_entropy(found)
             return found
 
-        spectra = [
-            pool.decompose(
-                matrix,
-                len(entropy),
-                attention.shape,
-                driver=self.recipe.driver,  # type: ignore[arg-type]
-                centred=centred,
-            )
-            for centred in ((False, True) if self.recipe.centred else (False,))
-        ]
+        spectra = self._decomposed(matrix, len(entropy), attention, pool)
         self._file(results, place, attention, spectra, entropy)
 
     def _add_later(

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from rankscope.approximations.draws import check_seed
 from rankscope.attention import check_special
 from rankscope.exceptions import UsageError
+from rankscope.labels import group_size
 from rankscope.linalg import check_driver
 
-CONTROLS = ("rows", "gaussian", "tokens", "padded-L")
+CONTROLS = ("rows", "gaussian", "tokens", "padded-L", "mean-M")
 """Null models that a run can measure in place of the model's own attention."""
 
 
@@ -56,7 +57,8 @@ class Recipe(Sampling):
     """How spectra are measured.
 
     P is taken after the softmax, its singular values (not eigenvalues) uncentred, one decomposition
-    for every window, layer and head; curves are averaged afterwards, never the matrices.
+    for every window, layer and head; curves are averaged afterwards, never the matrices (which is
+    what the control ``mean-M`` does).
 
     Attributes
     ----------
@@ -70,7 +72,8 @@ class Recipe(Sampling):
         A null model (:mod:`rankscope.controls`) in the place of what the model does: ``rows`` (the
         rows of P each shuffled), ``gaussian`` (softmax of Gaussian logits with the rows' entropy),
         ``tokens`` (the tokens of the window shuffled), ``padded-L`` (its first L tokens, padded to
-        n, padding not cut off). Random weights are a model of their own, ``random:NAME``.
+        n, padding not cut off), ``mean-M`` (the mean P of every M windows that follow each other,
+        which are one sample). Random weights are a model of their own, ``random:NAME``.
     control_seed : int
         Of what a control draws.
     """
@@ -90,9 +93,17 @@ class Recipe(Sampling):
                 "use a number between 0 and 1, such as 0.005",
             )
         check_seed("the controls", self.control_seed)
-        padded = self.padded
-        if padded is None and self.control not in (None, "rows", "gaussian", "tokens"):
+        padded, mean = self.padded, self.mean
+        known = self.control in (None, "rows", "gaussian", "tokens")
+        if padded is None and mean is None and not known:
             raise UsageError(f"unknown control {self.control!r}", f"one of {', '.join(CONTROLS)}")
+        if mean == 1:
+            raise UsageError("the mean of a single matrix is the matrix", "use mean-2 or more")
+        if mean is not None and self.windows is not None and self.windows < mean:
+            raise UsageError(
+                f"{self.windows} windows make no group of {mean}",
+                f"ask for {mean} windows at least, or for means of fewer",
+            )
         if padded is not None and not 1 <= padded <= self.length:
             raise UsageError(
                 f"{padded} tokens cannot be padded to {self.length}", "pad fewer tokens"
@@ -105,3 +116,8 @@ class Recipe(Sampling):
         """L of the control ``padded-L``; None for any other."""
         found = re.fullmatch(r"padded-(\d+)", self.control or "")
         return int(found[1]) if found else None
+
+    @property
+    def mean(self) -> int | None:
+        """M of the control ``mean-M``; None for any other."""
+        return group_size(self.control or "")

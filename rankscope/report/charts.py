@@ -149,7 +149,13 @@ _DASHES = [[1, 0], [5, 2], [2, 2], [7, 2, 2, 2], [10, 3]]
 
 def _legend() -> alt.Legend:
     return alt.Legend(
-        title=None, orient="bottom", columns=2, labelLimit=230, symbolType="stroke", symbolSize=160
+        title=None,
+        orient="bottom",
+        # names of controls are long: two do not fit beside each other in a narrow chart
+        columns=alt.ExprRef("width < 480 ? 1 : 2"),
+        labelLimit=230,
+        symbolType="stroke",
+        symbolSize=160,
     )
 
 

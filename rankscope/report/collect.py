@@ -13,7 +13,8 @@ import numpy.typing as npt
 import xarray as xr
 
 from rankscope.exceptions import StoreError, UsageError
-from rankscope.labels import control_of
+from rankscope.labels import check_name, control_of
+from rankscope.report.controls import gap_of, has_same_heads
 from rankscope.report.images import Pictures
 from rankscope.report.methods import Series, series_of
 from rankscope.report.provenance import Origin
@@ -47,12 +48,16 @@ class Pair:
     notes : (layer, head) list of str
         What became of a head's matrices that are not usable; "" where all are, or a summary does
         not say.
+    run : Dataset or None
+        The run itself with its layers and heads, dimensions model and corpus of size one; None
+        where only a summary is known.
     """
 
     summary: xr.Dataset
     spectrum: Floats
     measured: bool
     notes: list[list[str]]
+    run: xr.Dataset | None = None
     series: list[Series] = field(default_factory=list)
     controls: list[tuple[str, Pair]] = field(default_factory=list)
     pictures: Pictures | None = None
@@ -127,7 +132,17 @@ def collect(
     for name, control in (named for dataset in controls for named in _controls(dataset)):
         for pair in _owners(name, control, [*pairs.values()]):
             pair.controls.append((name, control))
+    for pair in pairs.values():
+        _check_names(pair)
     return [*pairs.values()]
+
+
+def _check_names(pair: Pair) -> None:
+    """Refuse what could not be written into the page."""
+    for name, _ in pair.controls:
+        check_name(name, "control")
+    for one in pair.series:
+        check_name(one.name, "method")
 
 
 def pairs_of(dataset: xr.Dataset) -> list[Pair]:
@@ -136,20 +151,25 @@ def pairs_of(dataset: xr.Dataset) -> list[Pair]:
         raise StoreError(
             "neither a run of spectra nor its summary", "give the result of `rankscope spectra`"
         )
+    for dim, what in (("model", "model"), ("corpus", "text")):
+        for name in dataset[dim].to_numpy().ravel().tolist():
+            check_name(str(name), what)
     found = []
     for part in combine([dataset]):
         if "sample" not in dataset.dims:
             found.append(_of_summary(part))
             continue
-        run = dataset.sel(model=part["model"].item(), corpus=part["corpus"].item())
+        run = dataset.sel({name: [part[name].item()] for name in ("model", "corpus")})
         for name in ("layer", "head"):
             # a list of positions is slow to read from a file, so only where some are left out
             if run.sizes[name] != part.sizes[name]:
                 run = run.sel({name: part[name].to_numpy()})
         pair = _of_summary(part)
+        pair.run = run
+        alone = run.isel(model=0, corpus=0)
         if "singular_value" in run:
-            pair.spectrum, pair.measured = mean_spectra(run), True
-        pair.notes = _notes(run)
+            pair.spectrum, pair.measured = mean_spectra(alone), True
+        pair.notes = _notes(alone)
         found.append(pair)
     return found
 
@@ -170,18 +190,12 @@ def mean_spectra(run: xr.Dataset) -> Floats:
     names = ("singular_value", "status", "n_tokens")
     measure = Measure(tuple(run.sizes[dim] for dim in ("layer", "head", "index")))
     ks = run["index"].to_numpy()
-    text: int | None = None
     for block in blocks(run, names):
         status = whole_numbers(block["status"].to_numpy(), ABSENT)
         sizes = whole_numbers(block["n_tokens"].to_numpy(), 0)
-        values = block["singular_value"].to_numpy()
-        for place, text_id in enumerate(block["text_id"].to_numpy().tolist()):
-            if text is not None and text_id != text:
-                measure.close_text()
-            text = text_id
-            own = np.where(ks <= sizes[place], values[place], np.nan)
-            measure.add(own, np.isin(status[place], GOOD)[..., None])
-    measure.close_text()
+        real = (ks <= sizes[:, None])[:, None, None]
+        own = np.where(real, block["singular_value"].to_numpy(), np.nan)
+        measure.add_many(own, np.isin(status, GOOD)[..., None], block["text_id"].to_numpy())
     return measure.result("text")[""]
 
 
@@ -231,7 +245,15 @@ def _record(pair: Pair) -> dict[str, Any]:
         "scalars": {name: packed(pair.one(name)) for name in SCALARS if _known(pair, name)},
         **_curves(pair),
         "errors": [one.record(layers, heads, packed) for one in pair.series],
-        "controls": [{"name": name, **_curves(control)} for name, control in pair.controls],
+        "controls": [
+            {
+                "name": name,
+                "sameHeads": has_same_heads(name, control.key[0], pair.key[0]),
+                "gap": gap_of(pair, control),
+                **_curves(control),
+            }
+            for name, control in pair.controls
+        ],
         "pictures": None,
     }
     if pair.pictures is not None:

@@ -128,11 +128,14 @@ def pictures(
 
     Raises
     ------
-    UsageError, UnsupportedModel, CaptureError
+    UsageError
+        If the window has no token that takes part, and so no P.
+    UnsupportedModel, CaptureError
         As capturing does.
     """
     from rankscope.capture import capture
 
+    where = f"window {window.number} of text {window.text_id}"
     heads: dict[tuple[int, int], Picture] = {}
     n, block, first = 0, 1, group
     stream = capture(model, [window], layers=layers, group=group, special=special, values=False)
@@ -142,12 +145,13 @@ def pictures(
             if attention.group != first:
                 continue
             n = max(attention.shape)
+            if n == 0:
+                raise UsageError(f"{where} has no token, and so no P", "draw another window")
             block = max(1, math.ceil(n / size))
             for head in range(attention.n_heads):
                 matrix = attention.matrix(0, head).cpu().numpy()
                 heads[attention.layer, head] = picture_of(matrix, block)
     info = model.info
-    where = f"window {window.number} of text {window.text_id}"
     return Pictures(info.name, where, n, block, heads, info.weights_sha256, corpus)
 
 

@@ -24,7 +24,7 @@ def page(pairs: Sequence[Pair]) -> str:
     Raises
     ------
     UsageError
-        If Altair or vl-convert is not installed.
+        If Altair or vl-convert is not installed, or something in the data cannot be encoded.
     """
     names = "; ".join(f"{model} on {corpus}" for model, corpus in (pair.key for pair in pairs))
     colours = palette()[1 :: (LEVELS - 1) // 9]
@@ -39,7 +39,16 @@ def page(pairs: Sequence[Pair]) -> str:
         "SCRIPT": "\n".join(_asset(name) for name in SCRIPTS),
     }
     # in one pass, so that nothing in the data is taken for a mark
-    return re.sub(r"\{\{([A-Z]+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
+    text = re.sub(r"\{\{([A-Z]+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.end + 20]
+        raise UsageError(
+            f"a name or attribute of the run holds what is not UTF-8: {around!a}",
+            "rename what it names, and compute the run again",
+        ) from error
+    return text
 
 
 def _asset(name: str) -> str:

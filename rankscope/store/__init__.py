@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rankscope.store.containers import (
     missing_chunks,
     open_zarr_arrays,
     read_container,
+    replace_attrs,
     to_a_pause,
 )
 from rankscope.store.faults import Progress, damaged_windows, mend_states, read_states
@@ -294,6 +296,19 @@ class RunStore:
             with writing(self.path):
                 self._put("state", first, states[None, None])
             wanted = wanted[~inside]
+
+    def record(self, attrs: Mapping[str, Any]) -> None:
+        """Add attributes to the run, or change some, in one step.
+
+        Parameters
+        ----------
+        attrs : mapping
+            What only the computing tells, such as devices.
+        """
+        layout = replace(self.layout, attrs={**self.layout.attrs, **attrs})
+        with writing(self.path):
+            replace_attrs(self.path, layout)
+        self.layout = layout
 
     def dataset(self) -> xr.Dataset:
         """The run as it stands, lazy; windows that are not done have the state absent."""

@@ -8,7 +8,6 @@ texts. Only matrices with a usable status enter a mean; the others are counted b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,20 +15,10 @@ import numpy.typing as npt
 import xarray as xr
 
 from rankscope.exceptions import StoreError, UsageError
-from rankscope.summary.accumulate import (
-    ABSENT,
-    CODES,
-    FRACTIONS,
-    GOOD,
-    SCALARS,
-    Accumulator,
-    Cell,
-)
-from rankscope.summary.sizes import Sizes, batch_windows
-from rankscope.summary.units import LEVEL, mean_of_present
-
-BLOCK_BYTES = 64 * 2**20
-"""How much of a dataset is read at a time."""
+from rankscope.summary.accumulate import ABSENT, CODES, FRACTIONS, SCALARS, Accumulator, Cell
+from rankscope.summary.averages import blocks, stacked, units_of, whole_numbers
+from rankscope.summary.rows import TableRow, table
+from rankscope.summary.units import mean_of_present
 
 _NEEDED = ("cumulative_ratio", "energy_ratio", "status", "n_tokens", "text_id")
 _DIMS = ("model", "corpus", "layer", "head", "index")
@@ -52,8 +41,9 @@ def summarise(dataset: xr.Dataset, *, index: int | None = None) -> xr.Dataset:
     dataset : Dataset, dims (model, corpus, sample, layer, head, index)
         A run; read in blocks of samples, so it may be larger than the memory.
     index : int, optional
-        Where to read `ratio_at`, a value of the index coordinate. Default: a quarter of the
-        largest n, rounded down.
+        Where to read `ratio_at`, a value of the index coordinate, for windows of any length.
+        Default: a quarter of the largest n, rounded down; :func:`table` then reads each window at
+        a quarter of its own n.
 
     Returns
     -------
@@ -75,6 +65,10 @@ def summarise(dataset: xr.Dataset, *, index: int | None = None) -> xr.Dataset:
           `layer_mean_low`, `layer_mean_high`, `energy_layer_mean_low`, `energy_layer_mean_high`
           the ends of their intervals, each over the `layer_units` (model, corpus, layer), int64,
           in which the layer is usable
+        - the same with each window read at a quarter of its own n, k = max(1, ⌊n/4⌋):
+          `quarter_ratio` (model, corpus, layer, head), `quarter_mean` (model, corpus) and
+          `quarter_layer_mean` (model, corpus, layer), the ends of their intervals `…_low` and
+          `…_high`, and `energy_quarter_ratio` … of σ²
         - `k90` (model, corpus, layer, head): mean number of values that hold 90 %, and
           `mean_effective_rank` … likewise
         - `rank_90_count` (model, corpus, index), int64: matrices whose 90 % need that many values
@@ -84,8 +78,8 @@ def summarise(dataset: xr.Dataset, *, index: int | None = None) -> xr.Dataset:
           the texts or full batches of the intervals, and `batch_windows`, the windows in a batch,
           1 for texts; `interval_unit` (model, corpus), "text" or "window"
 
-        The attributes of the run are kept; `ratio_index`, `interval_level` and `interval_unit`
-        are added.
+        The attributes of the run are kept; `ratio_index`, `ratio_index_chosen` (1 if `index` was
+        given, else 0), `interval_level` and `interval_unit` are added.
 
     Raises
     ------
@@ -152,17 +146,11 @@ def assemble(
     Dataset
         As :func:`summarise` returns it.
     """
-    variables = {
-        name: (
-            ("model", "corpus", *dims),
-            np.stack([np.stack([np.asarray(cell[name][1]) for cell in row]) for row in cells]),
-        )
-        for name, (dims, _) in cells[0][0].items()
-    }
     summary = xr.Dataset(
-        variables, {"fraction": FRACTIONS, **coords, "status": _STATUS_NAMES}, attrs
+        stacked(cells), {"fraction": FRACTIONS, **coords, "status": _STATUS_NAMES}, attrs
     )
     ks = np.asarray(summary["index"])
+    chosen = int(index is not None)
     if index is None:
         index = max(int(summary["n_tokens_max"].max()) // 4, 1)
     if index not in ks:
@@ -170,20 +158,27 @@ def assemble(
             f"index {index} is not on the index axis",
             f"choose one from {ks.min()} to {ks.max()}" if ks.size else "the run is empty",
         )
-    units = sorted({str(unit) for unit in summary["interval_unit"].to_numpy().ravel()})
-    summary.attrs |= {
-        "ratio_index": int(index),
-        "interval_level": LEVEL,
-        "interval_unit": ",".join(units),
-    }
+    read = {"ratio_index": int(index), "ratio_index_chosen": chosen}
+    summary.attrs |= read | units_of(summary)
     for prefix in ("", "energy_"):
-        at = summary[f"mean_{prefix}ratio"].sel(index=index, drop=True)
-        summary[f"{prefix}ratio_at"] = at
-        mean = mean_of_present(at.transpose(..., "layer", "head").to_numpy(), (-1,))
-        half = summary[f"{prefix}layer_half_width"].sel(index=index).to_numpy()
-        for end, values in {"": mean, "_low": mean - half, "_high": mean + half}.items():
-            summary[f"{prefix}layer_mean{end}"] = (("model", "corpus", "layer"), values)
-    return summary.drop_vars(["layer_half_width", "energy_layer_half_width"])
+        at = summary[[f"mean_{prefix}ratio", f"{prefix}layer_half_width"]]
+        ratio, half = at.sel(index=index, drop=True).values()
+        summary[f"{prefix}ratio_at"] = ratio
+        _add_layers(summary, f"{prefix}layer_mean", ratio, half)
+        own = (f"{prefix}quarter_ratio", f"{prefix}quarter_layer_half_width")
+        _add_layers(summary, f"{prefix}quarter_layer_mean", *(summary[name] for name in own))
+    return summary.drop_vars([name for name in summary.data_vars if "half_width" in str(name)])
+
+
+def _add_layers(
+    summary: xr.Dataset, name: str, ratio: xr.DataArray, half_width: xr.DataArray
+) -> None:
+    """Add means of a ratio over the heads of each layer, and the ends of their intervals."""
+    dims = ("model", "corpus", "layer")
+    mean = mean_of_present(ratio.transpose(*dims, "head").to_numpy(), (-1,))
+    half = half_width.transpose(*dims).to_numpy()
+    for end, values in {"": mean, "_low": mean - half, "_high": mean + half}.items():
+        summary[f"{name}{end}"] = (dims, values)
 
 
 def combine(datasets: Iterable[xr.Dataset]) -> list[xr.Dataset]:
@@ -226,116 +221,6 @@ def combine(datasets: Iterable[xr.Dataset]) -> list[xr.Dataset]:
     return list(parts.values())
 
 
-@dataclass(frozen=True)
-class TableRow(Sizes):
-    """One line of the terminal table: a model on a corpus.
-
-    Ratios are cumulative ratios (σ) at `index`, in [0, 1]; `minimum` and `maximum` are those of
-    the heads' means. Ranks count singular values, over all usable matrices. `layer_intervals` are
-    in the order of `layer_means`; NaN for a summary that was written without them.
-    """
-
-    model: str
-    corpus: str
-    windows: int
-    texts: int
-    n_min: int
-    n_max: int
-    index: int
-    mean: float
-    interval: tuple[float, float]
-    interval_unit: str
-    batch_windows: int
-    minimum: float
-    maximum: float
-    energy_mean: float
-    layer_means: tuple[tuple[int, float], ...]
-    layer_intervals: tuple[tuple[float, float], ...]
-    k90_median: float
-    k90_min: float
-    k90_max: float
-    bad: dict[str, int]
-
-
-def table(summaries: xr.Dataset | Iterable[xr.Dataset]) -> list[TableRow]:
-    """The numbers to print, one row for each model and corpus.
-
-    Parameters
-    ----------
-    summaries : Dataset or iterable of Dataset
-        As :func:`summarise` or :func:`combine` return them.
-
-    Returns
-    -------
-    list of TableRow
-        NaN where there is nothing to average.
-    """
-    if isinstance(summaries, xr.Dataset):
-        summaries = [summaries]
-    return [_row(part.isel(model=0, corpus=0)) for summary in summaries for part in _pairs(summary)]
-
-
-def _row(part: xr.Dataset) -> TableRow:
-    index = int(part.attrs["ratio_index"])
-    at = part["ratio_at"].to_numpy()
-    at = at[np.isfinite(at)]
-    curve = part.sel(index=index)
-    low, median, high = _spread(part["index"].to_numpy(), part["rank_90_count"].to_numpy())
-    counts = dict(zip(part["status"].to_numpy(), part["status_count"].to_numpy(), strict=True))
-    return TableRow(
-        model=str(part["model"].item()),
-        corpus=str(part["corpus"].item()),
-        windows=int(part["n_windows"]),
-        texts=int(part["n_texts"]),
-        n_min=int(part["n_tokens_min"]),
-        n_max=int(part["n_tokens_max"]),
-        index=index,
-        mean=float(curve["mean_ratio_curve"]),
-        interval=(float(curve["interval_low"]), float(curve["interval_high"])),
-        interval_unit=str(part["interval_unit"].item()),
-        batch_windows=batch_windows(part),
-        minimum=float(at.min()) if at.size else np.nan,
-        maximum=float(at.max()) if at.size else np.nan,
-        energy_mean=float(curve["mean_energy_ratio_curve"]),
-        layer_means=tuple(
-            (int(layer), float(mean))
-            for layer, mean in zip(
-                part["layer"].to_numpy(), part["layer_mean"].to_numpy(), strict=True
-            )
-        ),
-        layer_intervals=_layer_intervals(part),
-        k90_median=median,
-        k90_min=low,
-        k90_max=high,
-        bad={
-            name: int(counts[name])
-            for name, code in CODES.items()
-            if code not in (*GOOD, ABSENT) and counts[name]
-        },
-    )
-
-
-def _layer_intervals(part: xr.Dataset) -> tuple[tuple[float, float], ...]:
-    ends = ("layer_mean_low", "layer_mean_high")
-    if ends[0] not in part:
-        return ((np.nan, np.nan),) * part.sizes["layer"]
-    low, high = (part[end].to_numpy().tolist() for end in ends)
-    return tuple(zip(low, high, strict=True))
-
-
-def _spread(values: npt.NDArray[Any], counts: npt.NDArray[Any]) -> tuple[float, float, float]:
-    """Least, median and largest of `values` taken `counts` times each."""
-    total = int(counts.sum())
-    if total == 0:
-        return np.nan, np.nan, np.nan
-    below = np.cumsum(counts)
-    # the two middle ones of an even number, the same one twice of an odd
-    halves = ((total - 1) // 2, total // 2)
-    middle = [values[np.searchsorted(below, half, side="right")] for half in halves]
-    there = values[counts > 0]
-    return float(there[0]), float(np.mean(middle)), float(there[-1])
-
-
 def _pairs(summary: xr.Dataset) -> Iterator[xr.Dataset]:
     for model in range(summary.sizes["model"]):
         for corpus in range(summary.sizes["corpus"]):
@@ -373,27 +258,26 @@ def _summarise(
 def _accumulate(pair: xr.Dataset, fractions: npt.NDArray[np.float64]) -> Accumulator:
     sizes = pair.sizes
     accumulator = Accumulator(sizes["layer"], sizes["head"], sizes["index"], fractions=fractions)
-    names = [name for name in (*_NEEDED, *SCALARS) if name in pair.variables]
-    text_ids = pair["text_id"].to_numpy()
-    order = np.argsort(text_ids, kind="stable")
-    width = max(1, sizes["layer"] * sizes["head"] * sizes["index"]) * 2 * 8
-    step = max(1, BLOCK_BYTES // width)
-    for start in range(0, sizes["sample"], step):
-        chosen = order[start : start + step]
-        # a slice reads a stored run in one go, where a list of numbers would go window by window
-        straight = bool((np.diff(chosen) == 1).all())
-        take = slice(int(chosen[0]), int(chosen[-1]) + 1) if straight else chosen
-        block = pair[names].isel(sample=take).transpose("sample", "layer", "head", "index").load()
+    names = [name for name in (*_NEEDED, *SCALARS) if name in pair.variables and name != "text_id"]
+    for block in blocks(pair, names):
         arrays = {name: block[name].to_numpy() for name in names}
-        # joining runs of different shape fills whole numbers up with NaN
-        status = np.nan_to_num(arrays["status"].astype(np.float64), nan=ABSENT)
-        tokens = np.nan_to_num(arrays["n_tokens"].astype(np.float64)).astype(np.int64)
         accumulator.add_many(
-            text_id=arrays["text_id"],
-            n_tokens=tokens,
-            status=status,
+            text_id=block["text_id"].to_numpy(),
+            # joining runs of different shape fills whole numbers up with NaN
+            n_tokens=whole_numbers(arrays["n_tokens"], 0),
+            status=whole_numbers(arrays["status"], ABSENT),
             cumulative_ratio=arrays["cumulative_ratio"],
             energy_ratio=arrays["energy_ratio"],
             scalars={name: arrays[name] for name in SCALARS if name in arrays},
         )
     return accumulator
+
+
+__all__ = [
+    "TableRow",
+    "assemble",
+    "combine",
+    "relative_curve",
+    "summarise",
+    "table",
+]

@@ -16,7 +16,7 @@ import numpy as np
 from rankscope.exceptions import StoreError
 from rankscope.status import Status
 from rankscope.summary.units import Array, Batches, Floats, Moments, half_width, mean_of_present
-from rankscope.summary.windows import ClosedTexts, Windows, at_fractions
+from rankscope.summary.windows import ClosedTexts, Windows, side_by_side
 
 CODES = {code.name.lower(): int(code) for code in sorted(Status)}
 """Status codes by name, ascending."""
@@ -74,7 +74,9 @@ class Accumulator:
         self.length = length
         self.fractions = np.asarray(fractions, dtype=np.float64)
         self._shape = (layers, heads)
-        self._width = 2 * (length + self.fractions.size)
+        # ratios at k = 1 … length and at n/4 of each window, and those over k/n
+        self._by_layer = 2 * (length + 1)
+        self._width = self._by_layer + 2 * self.fractions.size
         self._text_id: int | None = None
         self._closed = ClosedTexts()
         self._texts = 0
@@ -85,11 +87,11 @@ class Accumulator:
         self._usable_texts = 0
         self._text_units = (
             Moments((self._width,), (1,)),
-            Moments((layers, 2 * length), (layers, 1)),
+            Moments((layers, self._by_layer), (layers, 1)),
         )
         self._window_units = (
             Batches((self._width,), (1,)),
-            Batches((layers, 2 * length), (layers, 1)),
+            Batches((layers, self._by_layer), (layers, 1)),
         )
         self._index = np.arange(1, length + 1)
         self._having = np.zeros((layers, heads, length), dtype=np.int64)
@@ -207,7 +209,7 @@ class Accumulator:
         for column, name in enumerate(SCALARS):
             if name in scalars:
                 extra[..., column] = scalars[name]
-        values = self._values(ratios, sizes, good)
+        values = side_by_side(ratios, sizes, good, self.fractions)
         known = good[..., None] & np.isfinite(extra)
         window = Windows(values, good, extra, known)
         # windows of one text are together
@@ -229,19 +231,6 @@ class Accumulator:
             self._begin(int(texts[starts[-1]]))
             self._take_windows(window.part(starts[-1], ends[-1]))
         self._count(sizes, status, good, extra[..., SCALARS.index("rank_90")])
-
-    def _values(self, ratios: Array, sizes: Array, good: Array) -> Floats:
-        """Ratios over k and over k/n side by side; 0 where there is none."""
-        windows, n, f = len(sizes), self.length, self.fractions.size
-        values = np.empty((windows, *self._shape, self._width))
-        over_k = values[..., : 2 * n].reshape(windows, *self._shape, 2, n)
-        over_k[...] = ratios
-        over_k[~good] = 0.0
-        over_fraction = values[..., 2 * n :].reshape(windows, *self._shape, 2, f)
-        for size in np.unique(sizes):
-            here = sizes == size
-            over_fraction[here] = at_fractions(over_k[here], max(int(size), 1), self.fractions)
-        return values
 
     def _count(self, sizes: Array, status: Array, good: Array, rank_90: Floats) -> None:
         self.windows += len(sizes)
@@ -332,14 +321,15 @@ class Accumulator:
         whole, by_layer = units
         n_heads = heads.sum(axis=-2)
         whole.add_many(total.sum(axis=-2) / n_heads, n_heads > 0)
-        by_layer.add_many(total[..., : 2 * self.length] / np.maximum(heads, 1), heads > 0)
+        by_layer.add_many(total[..., : self._by_layer] / np.maximum(heads, 1), heads > 0)
 
     def result(self) -> Cell:
         """What has been taken in so far, as name → (dims, array); more windows may follow.
 
         The interval around a curve is mean ± t · s / √u over u units: texts, or batches of windows
         if there is a single usable text; with one unit it is NaN. That of a layer's mean over its
-        heads is given as half its width, `layer_half_width` (layer, index).
+        heads is given as half its width, `layer_half_width` (layer, index), and at n/4 of each
+        window `quarter_layer_half_width` (layer).
         """
         done = copy(self)
         done._over_texts = deepcopy(self._over_texts)
@@ -355,12 +345,12 @@ class Accumulator:
             half_width(whole),
             half_width(by_layer),
         )
-        f, n = self.fractions.size, self.length
+        f, n, m = self.fractions.size, self.length, self._by_layer
         parts = {
             "": (slice(0, n), "index"),
-            "energy_": (slice(n, 2 * n), "index"),
-            "relative_": (slice(2 * n, 2 * n + f), "fraction"),
-            "relative_energy_": (slice(2 * n + f, None), "fraction"),
+            "energy_": (slice(n + 1, m - 1), "index"),
+            "relative_": (slice(m, m + f), "fraction"),
+            "relative_energy_": (slice(m + f, None), "fraction"),
         }
         out: Cell = {}
         for prefix, (part, dim) in parts.items():
@@ -373,6 +363,12 @@ class Accumulator:
                 out[f"{prefix}ratio_curve"] = ((dim,), centre[part])
             out[f"{prefix}interval_low"] = ((dim,), (centre - half)[part])
             out[f"{prefix}interval_high"] = ((dim,), (centre + half)[part])
+        for prefix, at in {"": n, "energy_": m - 1}.items():
+            out[f"{prefix}quarter_ratio"] = (("layer", "head"), per_head[..., at])
+            out[f"{prefix}quarter_mean"] = ((), centre[at])
+            out[f"{prefix}quarter_mean_low"] = ((), (centre - half)[at])
+            out[f"{prefix}quarter_mean_high"] = ((), (centre + half)[at])
+            out[f"{prefix}quarter_layer_half_width"] = (("layer",), layers[:, at])
         for column, name in enumerate(SCALARS):
             label = "k90" if name == "rank_90" else f"mean_{name}"
             out[label] = (("layer", "head"), numbers.mean[..., column])

@@ -8,6 +8,7 @@ are counted, and stand in no mean.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -90,9 +91,12 @@ class Measure:
         self._count: Array = np.zeros(shape, dtype=np.int64)
         self._undefined: Array = np.zeros(shape, dtype=np.int64)
         self._infinite: Array = np.zeros(shape, dtype=bool)
+        self._text: int | None = None
+        # whether the open text has a usable matrix, and how many texts before it have
+        self._usable, self._usable_texts = False, 0
 
     def add(self, values: Array, good: Array) -> None:
-        """Take in a window.
+        """Take in a window of the text that is open.
 
         Parameters
         ----------
@@ -101,28 +105,92 @@ class Measure:
         good : ndarray (layer, head, ...) of bool
             Whether there is a usable matrix; whatever `values` holds elsewhere is left out.
         """
-        good = np.broadcast_to(good, self.shape)
+        self._take(np.asarray(values)[None], np.asarray(good)[None], np.zeros(1, dtype=np.int64))
+
+    def add_many(self, values: Array, good: Array, text_id: Array) -> None:
+        """Take in some windows; a text ends where another one begins.
+
+        The result is that of :meth:`add` and :meth:`close_text` window by window, but for rounding
+        (a relative 1e-12).
+
+        Parameters
+        ----------
+        values : ndarray (window, layer, head, ...)
+        good : ndarray (window, layer, head, ...) of bool
+        text_id : ndarray (window,) of int
+            The windows of a text are together; the first may go on with the last text.
+        """
+        if not len(text_id):
+            return
+        if self._text is not None and text_id[0] != self._text:
+            self.close_text()
+        self._text = int(text_id[-1])
+        self._take(values, good, np.flatnonzero(np.diff(text_id, prepend=text_id[:1] - 1)))
+
+    def _take(self, values: Array, good: Array, starts: Array) -> None:
+        """Windows of texts that begin at `starts`; the first goes on, the last stays open."""
+        good = np.broadcast_to(good, values.shape)
         finite = good & np.isfinite(values)
         infinite = good & (values == np.inf)
-        self._infinite |= infinite
-        self._count += finite | infinite
-        self._undefined += good & ~(finite | infinite)
-        self._inside.add(values, finite)
+        self._infinite |= infinite.any(axis=0)
+        self._count += (finite | infinite).sum(axis=0)
+        self._undefined += (good & ~(finite | infinite)).sum(axis=0)
         # a window without a usable matrix is in no batch, as the census counts them
-        if good.any():
-            unit = mean_of_present(np.where(finite, values, np.nan), (0, 1))
-            self._windows.add(unit, np.isfinite(unit))
+        usable = np.asarray(good.any(axis=tuple(range(1, good.ndim))))
+        if self._usable_texts < 2:
+            units = mean_of_present(np.where(finite, values, np.nan)[usable], (1, 2))
+            self._windows.add_many(units, ~np.isnan(units))
+        end = starts[1] if len(starts) > 1 else len(values)
+        self._go_on(values[:end], finite[:end], usable[:end])
+        if len(starts) > 1:
+            self.close_text()
+            whole = slice(end, starts[-1])
+            self._take_texts(values[whole], finite[whole], usable[whole], starts[1:-1] - end)
+            self._go_on(values[starts[-1] :], finite[starts[-1] :], usable[starts[-1] :])
+
+    def _go_on(self, values: Array, finite: Array, usable: Array) -> None:
+        """Windows of the text that is open."""
+        self._inside.add_many(values, finite)
+        self._usable = self._usable or bool(usable.any())
+
+    def _take_texts(self, values: Array, finite: Array, usable: Array, starts: Array) -> None:
+        """Windows of texts that are here as a whole."""
+        if not len(starts):
+            return
+        count, total = finite.astype(np.int64), np.where(finite, values, 0.0)
+        # not worth its time where every window is a text
+        if len(starts) < len(values):
+            count, total = (np.add.reduceat(one, starts, axis=0) for one in (count, total))
+        self._outside.add_many(means := total / np.maximum(count, 1), count > 0)
+        units = mean_of_present(np.where(count > 0, means, np.nan), (1, 2))
+        self._texts.add_many(units, ~np.isnan(units))
+        self._usable_texts += int(np.logical_or.reduceat(usable, starts).sum())
 
     def close_text(self) -> None:
         """The windows of a text are through."""
         inside = self._inside
         self._outside.add(inside.mean, inside.count > 0)
         unit = mean_of_present(inside.mean, (0, 1))
-        self._texts.add(unit, np.isfinite(unit))
-        self._inside = Moments(self.shape, self.shape)
+        self._texts.add(unit, ~np.isnan(unit))
+        self._usable_texts += self._usable
+        self._inside, self._usable = Moments(self.shape, self.shape), False
+
+    @property
+    def unit(self) -> str:
+        """What its interval is taken over: texts, or windows where only one text is usable."""
+        return "text" if self._usable_texts + self._usable > 1 else "window"
 
     def result(self, unit: str) -> dict[str, Array]:
-        """What has been taken in, by suffix: "" for each head, the others over heads."""
+        """What has been taken in, by suffix: "" for each head, the others over heads.
+
+        The text that is open is closed.
+
+        Parameters
+        ----------
+        unit : {"text", "window"}
+            What the intervals are taken over, as :attr:`unit` or :attr:`Census.unit` says.
+        """
+        self.close_text()
         per_head = np.where(self._infinite, np.inf, self._outside.mean)
         flat = per_head.reshape(-1, *self.shape[2:])
         infinite = self._infinite.any(axis=(0, 1))
@@ -159,18 +227,36 @@ class Census:
 
     def add(self, text_id: int, n_tokens: int, status: Array) -> bool:
         """Count a window; False for one that was never computed, which is not counted."""
-        if (status == ABSENT).all():
-            return False
-        self.windows += 1
-        self._texts.add(text_id)
-        if np.isin(status, GOOD).any():
-            self._usable.add(text_id)
-            self._usable_windows += 1
-        if n_tokens > 0:
-            self._sizes = [min([n_tokens, *self._sizes]), max([n_tokens, *self._sizes])]
+        found = self.add_many(np.array([text_id]), np.array([n_tokens]), np.asarray(status)[None])
+        return bool(found[0])
+
+    def add_many(self, text_id: Array, n_tokens: Array, status: Array) -> Array:
+        """Count some windows.
+
+        Parameters
+        ----------
+        text_id, n_tokens : ndarray (window,) of int
+        status : ndarray (window, ...) of int
+
+        Returns
+        -------
+        ndarray (window,) of bool
+            False for those that were never computed, which are not counted.
+        """
+        status = status.reshape(len(status), -1)
+        there = np.asarray((status != ABSENT).any(axis=1))
+        usable = np.isin(status, GOOD).any(axis=1)
+        self.windows += int(there.sum())
+        self._texts.update(np.unique(text_id[there]).tolist())
+        self._usable.update(np.unique(text_id[usable]).tolist())
+        self._usable_windows += int(usable.sum())
+        if (real := n_tokens[there & (n_tokens > 0)]).size:
+            ends = [*self._sizes, int(real.min()), int(real.max())]
+            self._sizes = [min(ends), max(ends)]
         # the codes start below zero, a histogram at zero
-        self._codes += np.bincount(status.ravel() - min(CODES.values()), minlength=len(CODES))
-        return True
+        codes = status[there].ravel() - min(CODES.values())
+        self._codes += np.bincount(codes, minlength=len(CODES))
+        return there
 
     @property
     def unit(self) -> str:
@@ -198,6 +284,36 @@ class Census:
         }
 
 
+def cuts(text_id: Array, width: int) -> Iterator[slice | Array]:
+    """Positions of windows, in pieces that fit in memory, the windows of a text together.
+
+    Parameters
+    ----------
+    text_id : ndarray (window,) of int
+    width : int
+        Bytes of a window.
+
+    Yields
+    ------
+    slice or ndarray of int
+        A slice wherever it can be: that reads a stored run in one go, where a list of numbers would
+        go window by window.
+
+    Examples
+    --------
+    >>> list(cuts(np.array([0, 0, 1]), BLOCK_BYTES // 2))
+    [slice(0, 2, None), slice(2, 3, None)]
+    >>> [cut.tolist() for cut in cuts(np.array([0, 1, 0]), 1)]
+    [[0, 2, 1]]
+    """
+    order = np.argsort(text_id, kind="stable")
+    step = max(1, BLOCK_BYTES // max(1, width))
+    for start in range(0, len(order), step):
+        chosen = order[start : start + step]
+        straight = bool((np.diff(chosen) == 1).all())
+        yield slice(int(chosen[0]), int(chosen[-1]) + 1) if straight else chosen
+
+
 def blocks(pair: xr.Dataset, names: Sequence[str]) -> Iterator[xr.Dataset]:
     """A model and corpus in blocks of windows that fit in memory, the windows of a text together.
 
@@ -213,16 +329,14 @@ def blocks(pair: xr.Dataset, names: Sequence[str]) -> Iterator[xr.Dataset]:
     Dataset
         Loaded, with dims (sample, layer, head, ...).
     """
-    order = np.argsort(pair["text_id"].to_numpy(), kind="stable")
-    width = sum(pair[name].nbytes for name in names) // max(1, pair.sizes["sample"])
-    step = max(1, BLOCK_BYTES // max(1, width))
-    for start in range(0, len(order), step):
-        chosen = order[start : start + step]
-        # a slice reads a stored run in one go, where a list of numbers would go window by window
-        straight = bool((np.diff(chosen) == 1).all())
-        take = slice(int(chosen[0]), int(chosen[-1]) + 1) if straight else chosen
-        block = pair[[*names, "text_id"]].isel(sample=take)
+    for cut in cuts(pair["text_id"].to_numpy(), window_bytes(pair, names)):
+        block = pair[[*names, "text_id"]].isel(sample=cut)
         yield block.transpose("sample", "layer", "head", ..., missing_dims="ignore").load()
+
+
+def window_bytes(pair: xr.Dataset, names: Sequence[str]) -> int:
+    """Bytes that some variables take for each window."""
+    return sum(pair[name].nbytes for name in names) // max(1, pair.sizes["sample"])
 
 
 def whole_numbers(values: Array, missing: int) -> Array:
@@ -246,18 +360,26 @@ def check_run(dataset: xr.Dataset, dims: Sequence[str], names: Sequence[str], wh
         )
 
 
-def by_pair(
-    cells: Sequence[Sequence[Cell]],
-    dataset: xr.Dataset,
-) -> xr.Dataset:
-    """A summary from what was found for each model and corpus, with the coordinates of the run."""
-    variables = {
+def stacked(cells: Sequence[Sequence[Cell]]) -> dict[str, tuple[tuple[str, ...], Array]]:
+    """What was found for each model and corpus, as variables with those two dimensions."""
+    return {
         name: (
             ("model", "corpus", *dims),
             np.stack([np.stack([np.asarray(cell[name][1]) for cell in row]) for row in cells]),
         )
         for name, (dims, _) in cells[0][0].items()
     }
+
+
+def units_of(summary: xr.Dataset) -> dict[str, Any]:
+    """What the intervals of a summary are, for its attributes."""
+    units = sorted({str(unit) for unit in summary["interval_unit"].to_numpy().ravel()})
+    return {"interval_level": LEVEL, "interval_unit": ",".join(units)}
+
+
+def by_pair(cells: Sequence[Sequence[Cell]], dataset: xr.Dataset) -> xr.Dataset:
+    """A summary from what was found for each model and corpus, with the coordinates of the run."""
+    variables = stacked(cells)
     used = {dim for dims, _ in variables.values() for dim in dims}
     # loaded, since the file behind a lazily opened run may be closed before the summary is used
     coords = {
@@ -266,6 +388,4 @@ def by_pair(
         if coord.dims and {*coord.dims} <= used
     }
     summary = xr.Dataset(variables, {**coords, "status": list(CODES)}, dict(dataset.attrs))
-    units = sorted({str(unit) for unit in summary["interval_unit"].to_numpy().ravel()})
-    summary.attrs |= {"interval_level": LEVEL, "interval_unit": ",".join(units)}
-    return summary
+    return summary.assign_attrs(units_of(summary))

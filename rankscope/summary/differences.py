@@ -11,8 +11,10 @@ import xarray as xr
 from rankscope.exceptions import StoreError, UsageError
 from rankscope.labels import control_of
 from rankscope.summary.accumulate import GOOD
-from rankscope.summary.averages import Census, Measure, blocks, check_run
-from rankscope.summary.units import Floats
+from rankscope.summary.averages import Measure, check_run, cuts, whole_numbers, window_bytes
+from rankscope.summary.groups import beside_groups
+from rankscope.summary.units import Array, Floats
+from rankscope.summary.windows import place_named, quarter_of
 
 PAIRING = ("text_id", "window", "token_start")
 """What two windows have in common that may be compared; a padded one ends sooner."""
@@ -30,7 +32,7 @@ class Difference:
     name : str
         The model of the control's run, such as ``rows:minilm``.
     index : int
-        k.
+        k; 0 where each window is read at a quarter of its own size.
     measured, control_mean : float
         Means over the heads; of each head over the windows of a text, then over texts.
     mean : float
@@ -38,7 +40,8 @@ class Difference:
     interval : (float, float)
         95 % interval of `mean`, mean ± t·s/√u over the u units' own differences; NaN with one.
     units : int
-        Texts, or windows (batches of them, from 64 on) where there is a single text.
+        Texts, or windows (batches of them, from 64 on) where both have matrices of a single text
+        only; groups of windows beside a control ``mean-M``.
     unit : str
         "text" or "window".
     by_head : (layer, head) float64
@@ -58,6 +61,11 @@ class Difference:
     units: int
     unit: str
     by_head: Floats
+
+    @property
+    def place(self) -> str:
+        """Where the ratio is read, "128" or "n/4 of each window"."""
+        return place_named(self.index)
 
     def attrs(self) -> dict[str, float]:
         """The difference as attributes of the control's summary; figures show them."""
@@ -79,12 +87,15 @@ def difference(
 ) -> Difference:
     """A run less its control, paired by window.
 
+    A control ``mean-M`` is paired by group: measured is the mean of the ratios of its M windows.
+
     Parameters
     ----------
     measured, control : Dataset, dims (model, corpus, sample, layer, head, index)
         Runs of one model and corpus each, of the same windows; read in blocks.
     index : int, optional
-        k; a quarter of the longest window by default.
+        k; by default a quarter of each measured window's own size, max(1, ⌊n/4⌋), so that a short
+        window is not read where its ratio is 1 by definition.
     ratio : {"cumulative_ratio", "energy_ratio"}
         σ or σ².
 
@@ -100,37 +111,36 @@ def difference(
         If the two have other windows, layers or heads, or no such index.
     """
     one, other = _pair(measured), _pair(control)
+    sizes = whole_numbers(one["n_tokens"].to_numpy(), 0)
+    quarters = np.unique(quarter_of(sizes[sizes > 0]))
+    # one length has one k, by which groups of windows are read
+    k = index if index is not None else int(quarters[0]) if quarters.size == 1 else 0
+    one = beside_groups(one, other, k)
     for name in (*PAIRING, "layer", "head"):
         if not np.array_equal(one[name], other[name]):
             raise UsageError(
                 f"the control was measured on another {name} than the run",
                 "give both the same windows and layers",
             )
-    k = max(1, int(one["n_tokens"].max()) // 4) if index is None else index
-    if k not in one["index"] or k not in other["index"]:
-        raise UsageError(f"index {k} is not in both runs", "choose a smaller one")
-    shape = (one.sizes["layer"], one.sizes["head"])
-    census = Census()
-    means = [Measure(shape) for _ in range(3)]
-    text: int | None = None
-    for here, there in zip(blocks(one, _NAMES), blocks(other, _NAMES), strict=True):
-        good = np.isin(here["status"], GOOD) & np.isin(there["status"], GOOD)
-        values = [part[ratio].sel(index=k).to_numpy() for part in (here, there)]
-        values.append(values[0] - values[1])
-        for place in range(here.sizes["sample"]):
-            now = int(here["text_id"][place])
-            if text not in (None, now):
-                for measure in means:
-                    measure.close_text()
-            text = now
-            # a head counts where both have a matrix
-            for measure, found in zip(means, values, strict=True):
-                measure.add(np.where(good[place], found[place], np.nan), good[place])
-            census.add(now, int(here["n_tokens"][place]), here["status"].to_numpy()[place])
-    for measure in means:
-        measure.close_text()
+    wanted = quarters if index is None else np.array([index])
+    known = np.intersect1d(one["index"], other["index"])
+    if (lost := np.setdiff1d(wanted, known)).size:
+        raise UsageError(f"index {lost[0]} is not in both runs", "choose a smaller one")
+    means = [Measure((one.sizes["layer"], one.sizes["head"])) for _ in range(3)]
+    texts, sizes = one["text_id"].to_numpy(), whole_numbers(one["n_tokens"].to_numpy(), 0)
+    # both by the same windows, however long their curves are
+    width = sum(window_bytes(run, (ratio, "status")) for run in (one, other))
+    for cut in cuts(texts, width):
+        parts = [run[[ratio, "status"]].isel(sample=cut) for run in (one, other)]
+        ks = quarter_of(sizes[cut]) if k == 0 else np.full(len(texts[cut]), k)
+        # a head counts where both have a matrix
+        good = _usable(parts[0]) & _usable(parts[1])
+        here, there = (_read(part[ratio], ks) for part in parts)
+        for measure, found in zip(means, (here, there, here - there), strict=True):
+            measure.add_many(found, good, texts[cut])
+    unit = means[0].unit
     name = str(control["model"].item())
-    first, second, gap = (measure.result(census.unit) for measure in means)
+    first, second, gap = (measure.result(unit) for measure in means)
     return Difference(
         model=str(measured["model"].item()),
         corpus=str(measured["corpus"].item()),
@@ -142,13 +152,27 @@ def difference(
         mean=float(gap["_mean"]),
         interval=(float(gap["_low"]), float(gap["_high"])),
         units=int(gap["_units"]),
-        unit=census.unit,
+        unit=unit,
         by_head=gap[""],
     )
 
 
 def _pair(dataset: xr.Dataset) -> xr.Dataset:
-    check_run(dataset, ("sample", "layer", "head", "index"), _NAMES, "spectra")
+    names = (*_NAMES, *PAIRING)
+    check_run(dataset, ("sample", "layer", "head", "index"), names, "spectra")
     if dataset.sizes["model"] != 1 or dataset.sizes["corpus"] != 1:
         raise StoreError("a difference is of one model on one corpus", "select one of each")
     return dataset.isel(model=0, corpus=0)
+
+
+def _usable(part: xr.Dataset) -> Array:
+    status = part["status"].transpose("sample", "layer", "head").to_numpy()
+    return np.asarray(np.isin(status, GOOD))
+
+
+def _read(ratio: xr.DataArray, ks: Array) -> Floats:
+    """A ratio of each window at its own k, (sample, layer, head)."""
+    some, place = np.unique(ks, return_inverse=True)
+    ordered = ratio.transpose("sample", "layer", "head", "index")
+    values = ordered.sel(index=some).to_numpy()
+    return np.asarray(np.take_along_axis(values, place.reshape(-1, 1, 1, 1), axis=-1)[..., 0])

@@ -212,31 +212,21 @@ def _summarise_pair(pair: xr.Dataset, names: list[str]) -> Cell:
     census = Census()
     matrices = np.zeros(heads, dtype=np.int64)
     ks = pair["index"].to_numpy() if "index" in pair.dims else np.zeros(0)
-    text: int | None = None
     for block in blocks(pair, [*names, *_BESIDE]):
         status = whole_numbers(block["status"].to_numpy(), ABSENT)
         sizes = whole_numbers(block["n_tokens"].to_numpy(), 0)
-        arrays = {
-            name: block[name].transpose("sample", "layer", "head", *axes[name]).to_numpy()
-            for name in names
-        }
-        for place, text_id in enumerate(block["text_id"].to_numpy().tolist()):
-            if not census.add(text_id, int(sizes[place]), status[place]):
-                continue
-            if text is not None and text_id != text:
-                for measure in measures.values():
-                    measure.close_text()
-            text = text_id
-            matrices += status[place] != ABSENT
-            good = np.isin(status[place], GOOD)
-            for name, measure in measures.items():
-                values = arrays[name][place]
-                if axes[name] == ["index"]:
-                    values = _exact_beyond(values, ks, int(sizes[place]))
-                measure.add(values, good.reshape(*heads, *[1] * len(axes[name])))
+        texts = block["text_id"].to_numpy()
+        there = census.add_many(texts, sizes, status)
+        matrices += (status != ABSENT).sum(axis=0)
+        good = np.isin(status[there], GOOD)
+        for name, measure in measures.items():
+            values = block[name].transpose("sample", "layer", "head", *axes[name]).to_numpy()[there]
+            if axes[name] == ["index"]:
+                values = _exact_beyond(values, ks, sizes[there])
+            own = good.reshape(*good.shape, *[1] * len(axes[name]))
+            measure.add_many(values, own, texts[there])
     out: Cell = census.result() | {"n_matrices": (("layer", "head"), matrices)}
     for name, measure in measures.items():
-        measure.close_text()
         rest = tuple(str(dim) for dim in axes[name])
         for suffix, array in measure.result(census.unit).items():
             by_head = suffix in ("", "_count")
@@ -244,7 +234,8 @@ def _summarise_pair(pair: xr.Dataset, names: list[str]) -> Cell:
     return out
 
 
-def _exact_beyond(values: Array, ks: Array, n: int) -> Array:
-    """Curves whose error is 0 from k = n on, unless they are undefined at every k."""
-    defined = ~np.isnan(values[..., ks <= n]).all(axis=-1, keepdims=True)
-    return np.where((ks > n) & defined, 0.0, values)
+def _exact_beyond(values: Array, ks: Array, sizes: Array) -> Array:
+    """Curves of windows whose error is 0 from k = n on, unless they are undefined at every k."""
+    inside = (ks <= sizes[:, None])[:, None, None]
+    defined = (~np.isnan(values) & inside).any(axis=-1, keepdims=True)
+    return np.where(~inside & defined, 0.0, values)

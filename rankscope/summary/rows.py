@@ -1,16 +1,19 @@
-"""Rows of the terminal tables of `compare`, `intervene` and `truncate`, out of their summaries."""
+"""Rows of the terminal tables, out of the summaries of what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import xarray as xr
 
 from rankscope.exceptions import UsageError
 from rankscope.summary.accumulate import ABSENT, CODES, GOOD
 from rankscope.summary.losses import BY_TOKEN, BY_WINDOW
 from rankscope.summary.sizes import Sizes, batch_windows
+from rankscope.summary.units import Array
+from rankscope.summary.windows import place_named, quarter_of
 
 Summaries = xr.Dataset | Iterable[xr.Dataset]
 
@@ -54,6 +57,34 @@ class Source(Sizes):
     n_min: int
     n_max: int
     bad: dict[str, int]
+
+
+@dataclass(frozen=True)
+class TableRow(Source):
+    """One line of the table of spectra: a model on a corpus.
+
+    Ratios are cumulative ratios (σ) at `index`, in [0, 1]; where that is 0, because the windows
+    have several lengths, each is read at a quarter of its own n. `minimum` and `maximum` are those
+    of the heads' means. Ranks count singular values, over all usable matrices. `layer_intervals`
+    are in the order of `layer_means`; NaN for a summary that was written without them.
+    """
+
+    index: int
+    mean: float
+    interval: tuple[float, float]
+    minimum: float
+    maximum: float
+    energy_mean: float
+    layer_means: tuple[tuple[int, float], ...]
+    layer_intervals: tuple[tuple[float, float], ...]
+    k90_median: float
+    k90_min: float
+    k90_max: float
+
+    @property
+    def place(self) -> str:
+        """Where the ratios are read, "128" or "n/4 of each window"."""
+        return place_named(self.index)
 
 
 @dataclass(frozen=True)
@@ -106,6 +137,23 @@ class TruncationRow:
     errors: dict[str, Spread]
     chosen: dict[str, Spread]
     fixed: dict[str, Spread]
+
+
+def table(summaries: Summaries) -> list[TableRow]:
+    """The numbers to print, one row for each model and corpus.
+
+    Parameters
+    ----------
+    summaries : Dataset or iterable of Dataset
+        As :func:`rankscope.summary.summarise` or :func:`rankscope.summary.combine` return them.
+
+    Returns
+    -------
+    list of TableRow
+        Read at the index that the summary was asked for; else at a quarter of each window's own n.
+        NaN where there is nothing to average.
+    """
+    return [_table_row(part, source) for part, source in _pairs(summaries)]
 
 
 def method_rows(summaries: Summaries) -> list[MethodRow]:
@@ -203,6 +251,58 @@ def _source(part: xr.Dataset) -> Source:
     )
 
 
+_AT_INDEX = ("ratio_at", "mean_ratio_curve", "interval", "mean_energy_ratio_curve", "layer_mean")
+_AT_QUARTER = (
+    *("quarter_ratio", "quarter_mean", "quarter_mean"),
+    *("energy_quarter_mean", "quarter_layer_mean"),
+)
+
+
+def _table_row(part: xr.Dataset, source: Source) -> TableRow:
+    # summaries from before there was a choice are read where they say
+    if part.attrs.get("ratio_index_chosen", 1):
+        index, names = int(part.attrs["ratio_index"]), _AT_INDEX
+    else:
+        least, most = quarter_of(np.array([source.n_min, source.n_max])).tolist()
+        index, names = most if least == most else 0, _AT_QUARTER
+    by_head, mean, interval, energy, layer = names
+    at = part.sel(index=index) if names is _AT_INDEX else part
+    heads = at[by_head].to_numpy()
+    heads = heads[~np.isnan(heads)]
+    means = at[layer].to_numpy().tolist()
+    ends = (f"{layer}_low", f"{layer}_high")
+    lost = np.full(len(means), np.nan)
+    low, high = (at[name].to_numpy() if name in at else lost for name in ends)
+    k90 = _least_median_most(part["index"].to_numpy(), part["rank_90_count"].to_numpy())
+    return TableRow(
+        **vars(source),
+        index=index,
+        mean=float(at[mean]),
+        interval=(float(at[f"{interval}_low"]), float(at[f"{interval}_high"])),
+        minimum=float(heads.min()) if heads.size else np.nan,
+        maximum=float(heads.max()) if heads.size else np.nan,
+        energy_mean=float(at[energy]),
+        layer_means=tuple(zip(part["layer"].to_numpy().tolist(), means, strict=True)),
+        layer_intervals=tuple(zip(low.tolist(), high.tolist(), strict=True)),
+        k90_min=k90[0],
+        k90_median=k90[1],
+        k90_max=k90[2],
+    )
+
+
+def _least_median_most(values: Array, counts: Array) -> tuple[float, float, float]:
+    """Least, median and largest of `values` taken `counts` times each."""
+    total = int(counts.sum())
+    if total == 0:
+        return np.nan, np.nan, np.nan
+    below = np.cumsum(counts)
+    # the two middle ones of an even number, the same one twice of an odd
+    halves = ((total - 1) // 2, total // 2)
+    middle = [values[np.searchsorted(below, half, side="right")] for half in halves]
+    there = values[counts > 0]
+    return float(there[0]), float(np.mean(middle)), float(there[-1])
+
+
 def _methods(part: xr.Dataset) -> Iterator[xr.Dataset]:
     return (part.isel(method=place) for place in range(part.sizes["method"]))
 
@@ -246,8 +346,10 @@ __all__ = [
     "MethodRow",
     "Source",
     "Spread",
+    "TableRow",
     "TruncationRow",
     "loss_rows",
     "method_rows",
+    "table",
     "truncation_rows",
 ]

@@ -221,12 +221,18 @@ def half_width(units: Moments | Batches) -> Floats:
 def mean_of_present(values: Floats, axis: tuple[int, ...]) -> Floats:
     """Mean over `axis` of the entries that are not NaN; NaN where all are.
 
+    An infinite entry makes the mean infinite, and two of opposite sign make it NaN.
+
     Examples
     --------
     >>> mean_of_present(np.array([[1.0, np.nan], [np.nan, np.nan]]), (1,)).tolist()
     [1.0, nan]
+    >>> mean_of_present(np.array([[1.0, np.inf, np.nan]]), (1,)).tolist()
+    [inf]
     """
-    there = np.isfinite(values)
+    there = ~np.isnan(values)
     count = there.sum(axis=axis)
-    total = np.where(there, values, 0.0).sum(axis=axis)
+    # ∞ − ∞ is NaN, as it should be
+    with np.errstate(invalid="ignore"):
+        total = np.where(there, values, 0.0).sum(axis=axis)
     return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan))

@@ -23,6 +23,8 @@ function readRuns(text) {
     run.errors.forEach((one) => { one.values = decode(one.values); });
     for (const name of Object.keys(run.scalars)) run.scalars[name] = decode(run.scalars[name]);
     run.places = run.layers.length * run.heads.length;
+    // what was asked of one run says nothing about another, whose n may differ
+    run.tolerances = {};
     return run;
   });
 }

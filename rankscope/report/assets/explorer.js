@@ -3,7 +3,7 @@
 const element = (id) => document.getElementById(id);
 const runs = readRuns(element("data").textContent);
 const specs = JSON.parse(element("charts").textContent);
-const state = { run: runs[0], quantity: null, k: 1, place: 0, measure: "output", tolerances: {}, views: null };
+const state = { run: runs[0], quantity: null, k: 1, place: 0, measure: "output", views: null, written: null };
 const table = new HeadTable(element("heads"), (place) => chooseHead(place));
 
 /** A run that was chosen: its title, quantities and table. */
@@ -33,10 +33,55 @@ function setRun(run) {
       ["P_low", "The best matrix of rank k, σ₁u₁v₁ᵀ + … + σ_k u_k v_kᵀ (Linformer's equation 6). Other methods are " +
         "shown on the map at their largest computed budget up to k; nothing is interpolated."],
     ] : []),
-    ...(run.controls.length ? [["controls", "What chance alone gives, on the same text: " +
-      run.controls.map((one) => one.name).join(", ") + "."]] : []),
+    ...(run.controls.length ? [["controls", controlsMeaning(run)]] : []),
   ]);
+  showGaps(run);
   table.build(run, state.quantities);
+}
+
+function controlsMeaning(run) {
+  const others = run.controls.filter((one) => !one.sameHeads).map((one) => one.name);
+  return `What chance alone gives, on the same text: ${run.controls.map((one) => one.name).join(", ")}.` +
+    (others.length ? ` The heads of ${others.join(", ")} are not those of the model: a curve is that of the head with ` +
+      "the same number, and only means over all heads are subtracted." : "");
+}
+
+/** What was measured beside each control, and the difference with its interval: means over all heads. */
+function showGaps(run) {
+  const known = run.controls.filter((one) => !one.gap.why);
+  element("gaps").hidden = run.controls.length === 0;
+  const places = [...new Set(known.map((one) => one.gap.place))].join(", ");
+  element("gaps-note").textContent = known.length
+    ? `Mean over all heads of the cumulative ratio of σ at k = ${places}, whatever the slider says; paired by window.`
+    : "";
+  element("gaps-rows").replaceChildren(...run.controls.map((one) => gapRow(one.name, one.gap)));
+}
+
+function gapRow(name, gap) {
+  const line = document.createElement("tr");
+  const add = (text, kind, span) => {
+    const cell = document.createElement("td");
+    cell.textContent = text;
+    cell.className = kind;
+    if (span) cell.colSpan = span;
+    line.append(cell);
+  };
+  add(name, "text name");
+  if (gap.why) {
+    add(`No difference: ${gap.why}.`, "text", 4);
+    return line;
+  }
+  for (const value of [gap.measured, gap.control]) add(shown("ratio", value ?? NaN), "");
+  add(signed(gap.mean), "");
+  const over = gap.units ? `, ${gap.units}` : "";
+  add(gap.low === null ? `none${over}` : `${signed(gap.low)} to ${signed(gap.high)}${over}`, "text");
+  return line;
+}
+
+/** A difference with its sign. */
+function signed(value) {
+  if (!Number.isFinite(value)) return "no value";
+  return value.toFixed(4).replace(/^(?=\d)/, "+").replace("-", "−");
 }
 
 function fill(select, options, chosen) {
@@ -55,13 +100,14 @@ function definitions(list, pairs) {
 /** Map, count and table for the present quantity, k and tolerance; what the map is fed with. */
 function showSettings() {
   const { run, quantity, k } = state;
-  const tolerance = (state.tolerances[quantity.key] ??= quantity.tolerance);
+  const tolerance = (run.tolerances[quantity.key] ??= quantity.tolerance);
   element("k").value = k;
   element("k").setAttribute("aria-valuetext", `k = ${k}`);
   for (const [id, value] of [["k-number", k], ["tolerance", tolerance]]) {
-    // the field that is being written in is left alone
-    if (document.activeElement !== element(id)) element(id).value = value;
+    // the field that is being written in is left alone, unless it is of something else now
+    if (state.written !== quantity || document.activeElement !== element(id)) element(id).value = value;
   }
+  state.written = quantity;
   element("tolerance-label").textContent = quantity.better === "high" ? "at least" : "at most";
   const rows = mapRows(run, quantity, k, tolerance);
   const [low, high] = colourRange(rows, quantity, element("stretch").checked);
@@ -125,8 +171,9 @@ function showRank() {
     .map((one) => [named(one, k), shown(one.kind, one.value(place, k))]);
   for (const one of run.controls) {
     const [value, own] = [at(one.cumulative, one.n, place, k), at(run.cumulative, run.n, place, k)];
-    readings.push([`ratio σ of ${one.name} (difference)`,
-      `${shown("ratio", value)} (${Number.isFinite(own - value) ? (own - value).toFixed(4) : "no value"})`]);
+    readings.push(one.sameHeads
+      ? [`ratio σ of ${one.name} (difference)`, `${shown("ratio", value)} (${signed(own - value)})`]
+      : [`ratio σ of ${one.name}, its own head`, shown("ratio", value)]);
   }
   element("readings").replaceChildren(...readings.map(([term, text]) => {
     const pair = document.createElement("div");
@@ -252,7 +299,7 @@ function listen() {
   }
   element("tolerance").addEventListener("input", (event) => {
     if (!Number.isFinite(event.target.valueAsNumber)) return;
-    state.tolerances[state.quantity.key] = event.target.valueAsNumber;
+    state.run.tolerances[state.quantity.key] = event.target.valueAsNumber;
     soon();
   });
   element("stretch").addEventListener("change", soon);
