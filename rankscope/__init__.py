@@ -19,9 +19,9 @@ The flow, and its nouns::
   ``method("linformer:k=128")`` has a ``matrix`` and an ``apply``.
 - A **Sampling** says which windows and layers, a **Recipe** also how spectra are measured.
   :func:`spectra`, :func:`truncation_errors`, :func:`method_errors` and :func:`losses` measure in
-  memory, :func:`run` into a file that survives being stopped; **Means** says with how many worker
-  processes, or on which cluster. The result is a **Dataset** with the dimensions model, corpus,
-  sample, layer, head, and index or method.
+  memory, :func:`run` into a file that survives being stopped; **Resources** says with how many
+  worker processes, or on which cluster. The result is a **Dataset** with the dimensions model,
+  corpus, sample, layer, head, and index or method.
 - A recipe with a `control` measures what chance alone gives on the same windows;
   :func:`difference` sets the two against each other, window by window.
 - :func:`choose_ranks` makes of truncation errors a **Choice**: a rank for every layer and head.
@@ -51,7 +51,7 @@ _PUBLIC = {
     "Choice": ("selection", "Choice"),
     "Corpus": ("text", "Corpus"),
     "LoadedModel": ("models", "LoadedModel"),
-    "Means": ("engine", "Means"),
+    "Resources": ("engine", "Resources"),
     "RankscopeError": ("exceptions", "RankscopeError"),
     "Recipe": ("engine", "Recipe"),
     "Sampling": ("engine", "Sampling"),
@@ -91,9 +91,9 @@ __all__ = [
     "Choice",
     "Corpus",
     "LoadedModel",
-    "Means",
     "RankscopeError",
     "Recipe",
+    "Resources",
     "Sampling",
     "Spectrum",
     "Status",
@@ -130,8 +130,8 @@ if TYPE_CHECKING:
     from rankscope.approximations import Approximation, method
     from rankscope.capture import Attention
     from rankscope.engine import (
-        Means,
         Recipe,
+        Resources,
         Sampling,
         losses,
         method_errors,

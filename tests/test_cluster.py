@@ -19,9 +19,9 @@ from rankscope.cli.options import Running
 from rankscope.engine import (
     ComparisonPlan,
     InterventionPlan,
-    Means,
     Plan,
     Recipe,
+    Resources,
     Sampling,
     SpectraPlan,
     TruncationPlan,
@@ -147,10 +147,10 @@ def test_cluster_workers_and_this_process_give_the_same_bits(
 ) -> None:
     plan = plan_of(kind, model, corpus)
     here = load(execute(plan, model, tmp_path / "here.nc"))
-    there = execute(plan, model, tmp_path / "there.nc", Means(scheduler=cluster.address))
+    there = execute(plan, model, tmp_path / "there.nc", Resources(scheduler=cluster.address))
     assert_bits_equal(load(there), here)
     if kind in ("spectra", "intervene"):
-        two = execute(plan, model, tmp_path / "two.nc", Means(workers=2))
+        two = execute(plan, model, tmp_path / "two.nc", Resources(workers=2))
         assert_bits_equal(load(two), here)
 
 
@@ -170,8 +170,8 @@ def test_worker_killed_in_the_middle_costs_nothing(
             killed.append(victim.pid)
 
     plan = many(model, corpus)
-    means = Means(scheduler=cluster.address)
-    found = load(execute(plan, model, tmp_path / "run.nc", means, progress=kill_one))
+    resources = Resources(scheduler=cluster.address)
+    found = load(execute(plan, model, tmp_path / "run.nc", resources, progress=kill_one))
     assert killed
     assert_bits_equal(found, load(execute(plan, model, tmp_path / "here.nc")))
 
@@ -194,13 +194,13 @@ def test_scheduler_killed_and_command_repeated(
 
     plan = many(model, corpus)
     with pytest.raises(WorkerError, match="is gone") as caught:
-        execute(plan, model, target, Means(scheduler=other.address), progress=kill_all)
+        execute(plan, model, target, Resources(scheduler=other.address), progress=kill_all)
     assert "goes on" in caught.value.remedy
     assert not target.exists()
     assert working_path(target).is_dir()
     seen: list[int] = []
-    means = Means(scheduler=cluster.address)
-    execute(plan, model, target, means, progress=lambda done, _: seen.append(done))
+    resources = Resources(scheduler=cluster.address)
+    execute(plan, model, target, resources, progress=lambda done, _: seen.append(done))
     assert seen[0] >= 20
     assert_bits_equal(load(target), load(execute(plan, model, tmp_path / "here.nc")))
 
@@ -244,10 +244,10 @@ def test_run_waits_for_a_worker_when_the_last_one_has_gone_and_not_for_ever(
             alive.append(Alone(started.address))
 
     plan, target = many(model, corpus), tmp_path / "run.nc"
-    means = Means(scheduler=started.address)
+    resources = Resources(scheduler=started.address)
     try:
         with pytest.raises(WorkerError, match=r"no worker for [2-9]\d* s") as caught:
-            execute(plan, model, target, means, progress=kill_at, told=told)
+            execute(plan, model, target, resources, progress=kill_at, told=told)
     finally:
         for one in alive:
             one.kill()
@@ -319,26 +319,26 @@ def test_errors_of_a_cluster_name_what_to_do(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    means = Means(scheduler=cluster.address)
+    resources = Resources(scheduler=cluster.address)
     plan = Refusing(model, corpus, Recipe(length=12, windows=4))
     with pytest.raises(MethodError, match="nothing can be done here") as caught:
-        execute(plan, model, tmp_path / "run.nc", means)
+        execute(plan, model, tmp_path / "run.nc", resources)
     assert caught.value.remedy == "do it elsewhere"
     monkeypatch.setattr("rankscope.engine.cluster.CONNECT_S", 1)
     began = time.monotonic()
     with pytest.raises(WorkerError, match="no Dask scheduler at tcp"):
-        execute(plan, model, tmp_path / "none.nc", Means(scheduler="tcp://127.0.0.1:1"))
+        execute(plan, model, tmp_path / "none.nc", Resources(scheduler="tcp://127.0.0.1:1"))
     assert time.monotonic() - began < 60
     assert not working_path(tmp_path / "none.nc").exists()
     versions = {"rankscope": "0.0.0", "torch": "0"}
     monkeypatch.setattr("rankscope.engine.work.versions", lambda: versions)
     with pytest.raises(WorkerError, match=r"instead of 0\.0\.0") as caught_versions:
-        execute(many(model, corpus), model, tmp_path / "old.nc", means)
+        execute(many(model, corpus), model, tmp_path / "old.nc", resources)
     assert "same versions" in caught_versions.value.remedy
 
 
 def test_workers_and_a_scheduler_exclude_each_other() -> None:
     options: dict[str, Any] = dict(workers=1, scheduler="tcp://localhost:8786")
     with pytest.raises(UsageError, match="own workers"):
-        Running(**options).means()
-    assert Running(scheduler="tcp://localhost:8786").means().threads == 1
+        Running(**options).resources()
+    assert Running(scheduler="tcp://localhost:8786").resources().threads == 1

@@ -13,7 +13,7 @@ import torch
 from commands import SMALL, rankscope
 from rankscope.capture import capture
 from rankscope.controls import control_matrix, padded_attention, shortened, shuffled_tokens
-from rankscope.engine import Means, Recipe, SpectraPlan, execute, spectra
+from rankscope.engine import Recipe, Resources, SpectraPlan, execute, spectra
 from rankscope.exceptions import UsageError
 from rankscope.models import LoadedModel
 from rankscope.models import load as load_model
@@ -103,7 +103,7 @@ def test_controls_do_not_depend_on_who_computes_them(
 ) -> None:
     plan = SpectraPlan(model, corpus, replace(RECIPE, control="rows"))
     one = load(execute(plan, model, tmp_path / "one.nc"))
-    two = load(execute(plan, model, tmp_path / "two.nc", Means(workers=2)))
+    two = load(execute(plan, model, tmp_path / "two.nc", Resources(workers=2)))
     assert_bits_equal(one, two)
     # window 2 of the text draws the same whatever windows come before it
     alone = spectra(model, corpus, replace(RECIPE, windows=1, skip=2, control="rows"))

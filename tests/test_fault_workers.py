@@ -165,7 +165,7 @@ def test_model_that_changes_while_workers_load_it(
 
 
 UNGUARDED = """
-from rankscope.engine import Means, Recipe, SpectraPlan, execute
+from rankscope.engine import Resources, Recipe, SpectraPlan, execute
 from rankscope.exceptions import WorkerError
 from rankscope.models import load
 from rankscope.text import Corpus
@@ -175,7 +175,7 @@ model = load("random:model", tokenizer="hash")
 plan = SpectraPlan(model, corpus, Recipe(length=12, windows=6))
 print("STARTS", flush=True)
 try:
-    execute(plan, model, "run.nc", Means(workers=2))
+    execute(plan, model, "run.nc", Resources(workers=2))
 except WorkerError as error:
     print(error.exit_code, error)
 """

@@ -15,7 +15,7 @@ from scipy import stats
 
 from commands import TINY, rankscope
 from rankscope import linalg
-from rankscope.engine import Means, Recipe, SpectraPlan, forecast, run
+from rankscope.engine import Recipe, Resources, SpectraPlan, forecast, run
 from rankscope.engine import calibration as calibrating
 from rankscope.engine.calibration import Calibration, calibrate
 from rankscope.engine.counting import Count
@@ -171,8 +171,8 @@ def test_calibration_and_disk_against_a_real_run(
 def test_memory_is_that_of_the_run(model: LoadedModel, corpus: Corpus) -> None:
     found = forecast.forecast(model, corpus, SMALL_RUN, workers=3, calibrate=2)
     plan = SpectraPlan(model, corpus, SMALL_RUN)
-    assert 3 * found.worker_bytes == Means(workers=3).memory(plan, model)
-    assert found.own_bytes == Means().memory(plan, model)
+    assert 3 * found.worker_bytes == Resources(workers=3).memory(plan, model)
+    assert found.own_bytes == Resources().memory(plan, model)
     assert found.model_bytes == weights_bytes(model)
     text = len(corpus.texts[0].text)
     arrays = 120 * 12 * (8 + 1)

@@ -15,7 +15,7 @@ from transformers import AutoModel
 
 from commands import SMALL, rankscope
 from rankscope.attention import Attention
-from rankscope.engine import Means, Recipe, SpectraPlan, execute, spectra
+from rankscope.engine import Recipe, Resources, SpectraPlan, execute, spectra
 from rankscope.engine.machine import hidden_states
 from rankscope.exceptions import MemoryLimit, UsageError
 from rankscope.labels import control_of, group_size
@@ -172,7 +172,7 @@ def test_result_depends_neither_on_workers_nor_on_blocks(
     monkeypatch.setattr("rankscope.engine.frame.BLOCK_TOKENS", 50)
     plan = SpectraPlan(model, corpus, recipe)
     assert (plan.n_samples, plan.schema.block) == (5, 2)
-    two = load(execute(plan, model, tmp_path / "two.nc", Means(workers=2, threads=2)))
+    two = load(execute(plan, model, tmp_path / "two.nc", Resources(workers=2, threads=2)))
     assert_bits_equal(one, two)
 
 

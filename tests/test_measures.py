@@ -15,7 +15,7 @@ from rankscope.capture import capture
 from rankscope.engine import (
     ComparisonPlan,
     InterventionPlan,
-    Means,
+    Resources,
     Sampling,
     TruncationPlan,
     execute,
@@ -80,7 +80,7 @@ def test_stopped_and_resumed_equals_uninterrupted(
         plans(model, corpus)[kind],
         model,
         target,
-        Means(threads=2),
+        Resources(threads=2),
         progress=lambda at, _: seen.append(at),
     )
     assert seen == [2, 3]
@@ -121,7 +121,7 @@ def test_comparison_holds_the_errors_of_every_method(
     model: LoadedModel, corpus: Corpus, tmp_path: Path
 ) -> None:
     plan = ComparisonPlan(model, corpus, SHORT, METHODS)
-    found = read(execute(plan, model, tmp_path / "run.nc", Means(threads=2))).isel(
+    found = read(execute(plan, model, tmp_path / "run.nc", Resources(threads=2))).isel(
         model=0, corpus=0
     )
     assert found["method"].to_numpy().tolist() == [str(one) for one in METHODS]

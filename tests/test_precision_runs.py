@@ -10,7 +10,7 @@ import pytest
 
 from commands import TINY, rankscope
 from rankscope.cli.running import TOO_SHORT
-from rankscope.engine import Means, Recipe, SpectraPlan, execute, spectra
+from rankscope.engine import Recipe, Resources, SpectraPlan, execute, spectra
 from rankscope.exceptions import UsageError
 from rankscope.models import LoadedModel
 from rankscope.models import load as load_model
@@ -94,7 +94,7 @@ def test_the_same_stop_after_an_interruption_and_with_workers(
         execute(plan, model, tmp_path / "run.nc", progress=stop)
     assert_bits_equal(load(execute(plan, model, tmp_path / "run.nc")), whole)
     if tokens > 1:
-        two = execute(plan, model, tmp_path / "two.nc", Means(workers=2))
+        two = execute(plan, model, tmp_path / "two.nc", Resources(workers=2))
         assert_bits_equal(load(two), whole)
 
 

@@ -16,7 +16,7 @@ from conftest import ROOT
 
 # from the bottom up; a module may import its own layer and those below
 LAYERS = [
-    {"exceptions", "status", "atomic", "labels"},
+    {"exceptions", "status", "atomic", "labels", "callbacks"},
     {"linalg", "rank", "attention"},
     {"truncation", "errors"},
     {"approximations"},

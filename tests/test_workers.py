@@ -19,7 +19,7 @@ import pytest
 import xarray as xr
 
 from rankscope import linalg
-from rankscope.engine import Means, Recipe, SpectraPlan, execute
+from rankscope.engine import Recipe, Resources, SpectraPlan, execute
 from rankscope.engine.work import device_of
 from rankscope.exceptions import MethodError, UsageError, WorkerError
 from rankscope.models import LoadedModel
@@ -34,7 +34,7 @@ from tiny import tiny_config
 from worker_plans import Counting, Dying, Failing, Leaving, Marked, Refusing
 
 RECIPE = Recipe(length=12, windows=6)
-TWO = Means(workers=2)
+TWO = Resources(workers=2)
 
 
 @pytest.fixture(scope="module")
@@ -172,12 +172,12 @@ def test_model_put_together_by_hand_has_no_workers(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("means", [{"workers": 0}, {"threads": 0}, {"workers": -1}])
-def test_no_worker_is_refused(means: dict[str, int]) -> None:
+@pytest.mark.parametrize("resources", [{"workers": 0}, {"threads": 0}, {"workers": -1}])
+def test_no_worker_is_refused(resources: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="cannot do any work"):
-        Means(**means)
+        Resources(**resources)
     with pytest.raises(UsageError, match="cluster has its own"):
-        Means(workers=2, scheduler="tcp://localhost:1")
+        Resources(workers=2, scheduler="tcp://localhost:1")
 
 
 def test_each_worker_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_f19_f21_killed_at_20_random_moments_equals_uninterrupted(
 SCRIPT = """
 import sys
 from pathlib import Path
-from rankscope.engine import Means, Recipe, SpectraPlan, execute, frame
+from rankscope.engine import Resources, Recipe, SpectraPlan, execute, frame
 from rankscope.models import load
 from rankscope.text import Corpus
 
@@ -263,7 +263,8 @@ if __name__ == "__main__":
     model = load("random:" + sys.argv[1], tokenizer="hash")
     text = " ".join(f"word{i % 37} of{i % 11}" for i in range(4000))
     plan = SpectraPlan(model, Corpus.from_strings([text], "words"), Recipe(length=12, windows=400))
-    execute(plan, model, sys.argv[2], Means(workers=2), progress=lambda *at: print(*at, flush=True))
+    two = Resources(workers=2)
+    execute(plan, model, sys.argv[2], two, progress=lambda *at: print(*at, flush=True))
 """
 
 

@@ -19,7 +19,7 @@ import typer
 from rankscope.exceptions import UsageError
 
 if TYPE_CHECKING:
-    from rankscope.engine import Means, Recipe, Sampling
+    from rankscope.engine import Recipe, Resources, Sampling
     from rankscope.text import TextOptions
 
 
@@ -247,14 +247,14 @@ class Running:
     memory_limit: Memory = None
     overwrite: Overwrite = False
 
-    def means(self) -> Means:
+    def resources(self) -> Resources:
         """Workers and threads, or a cluster.
 
         Raises
         ------
         UsageError
         """
-        from rankscope.engine import Means
+        from rankscope.engine import Resources
         from rankscope.engine.machine import usable_cores
 
         own = self.workers is None and self.scheduler is None
@@ -263,7 +263,7 @@ class Running:
             raise UsageError(
                 "a cluster has its own workers", "give --workers or --scheduler, not both"
             )
-        return Means(
+        return Resources(
             workers=self.workers if self.workers is not None else 1,
             threads=threads,
             scheduler=self.scheduler,

@@ -55,7 +55,7 @@ def check_models(
     from rankscope.models import check, check_length
 
     if running is not None:
-        running.means()
+        running.resources()
     own = []
     for name in names:
         info = check(name, **_here(loading, running))
@@ -153,15 +153,15 @@ def compute(plan: Plan, model: LoadedModel, target: Path, running: Running, what
     from rankscope.engine.machine import usable_cores
     from rankscope.store import working_path
 
-    means = running.means()
+    given = running.resources()
     label = f"{what}{model.info.name} on {plan.schema.corpus}"
     limit = engine.free_memory() if running.memory_limit is None else running.memory_limit * 2**20
-    needed = means.memory(plan, model)
-    if means.scheduler is None:
+    needed = given.memory(plan, model)
+    if given.scheduler is None:
         terminal.note(f"{label}: about {max(1, needed >> 20)} MiB beside the model")
-    if means.workers * means.threads > usable_cores() and means.scheduler is None:
+    if given.workers * given.threads > usable_cores() and given.scheduler is None:
         terminal.note(
-            f"{means.workers} workers of {means.threads} threads share {usable_cores()} cores"
+            f"{given.workers} workers of {given.threads} threads share {usable_cores()} cores"
         )
     try:
         unit = "groups" if group_size(control_of(plan.schema.model)[0]) else "windows"
@@ -170,7 +170,7 @@ def compute(plan: Plan, model: LoadedModel, target: Path, running: Running, what
                 plan,
                 model,
                 target,
-                means,
+                given,
                 progress=progress,
                 told=terminal.note,
                 overwrite=running.overwrite,

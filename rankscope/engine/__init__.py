@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.engine.execution import Means, Terminated, execute
+from rankscope.callbacks import Progress
+from rankscope.engine.execution import Resources, Terminated, execute
 from rankscope.engine.machine import estimate, free_memory
 from rankscope.engine.measure_losses import InterventionPlan
 from rankscope.engine.measure_methods import ComparisonPlan
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ComparisonPlan",
     "InterventionPlan",
-    "Means",
     "Plan",
     "Progress",
     "Recipe",
+    "Resources",
     "Sampling",
     "SpectraPlan",
     "Terminated",
@@ -44,8 +45,6 @@ __all__ = [
     "spectra",
     "truncation_errors",
 ]
-
-Progress = Callable[[int, int], None]
 
 
 def spectra(
@@ -178,7 +177,7 @@ def _in_memory(
 ) -> xr.Dataset:
     with tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
         target = Path(folder) / "run.zarr"
-        execute(plan, model, target, Means(threads=threads), progress=progress)
+        execute(plan, model, target, Resources(threads=threads), progress=progress)
         return load(target)
 
 
@@ -187,7 +186,7 @@ def run(
     corpus: Corpus,
     recipe: Recipe | None,
     target: str | Path,
-    means: Means | None = None,
+    resources: Resources | None = None,
     **options: Any,
 ) -> Path:
     """Spectra of every head into a file, window by window.
@@ -199,7 +198,7 @@ def run(
     ----------
     model, corpus, recipe
         As for :func:`spectra`.
-    target, means
+    target, resources
         As for :func:`execute`.
     **options
         `progress`, `told`, `overwrite` and `memory_limit` of :func:`execute`.
@@ -214,4 +213,6 @@ def run(
     RankscopeError
         Of a kind that tells what is wrong with windows, model, memory, workers or target.
     """
-    return execute(SpectraPlan(model, corpus, recipe or Recipe()), model, target, means, **options)
+    return execute(
+        SpectraPlan(model, corpus, recipe or Recipe()), model, target, resources, **options
+    )

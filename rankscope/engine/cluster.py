@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from rankscope.callbacks import Told
 from rankscope.engine.crew import Crew
 from rankscope.engine.work import Block, Job, Result, compute, portable_error
 from rankscope.exceptions import RankscopeError, UsageError, WorkerError
@@ -15,7 +16,6 @@ from rankscope.exceptions import RankscopeError, UsageError, WorkerError
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-Told = Callable[[str], None]
 
 CONNECT_S = 20
 """How long the scheduler, and its first worker, may take to answer, in seconds."""

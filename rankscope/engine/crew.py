@@ -13,13 +13,14 @@ import pickle
 import signal
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rankscope.callbacks import Told
 from rankscope.engine.work import Block, Job, Result, compute, portable_error, run_block
 from rankscope.exceptions import UsageError, WorkerError
 from rankscope.linalg import Workers
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from rankscope.engine.plan import Plan
     from rankscope.models import LoadedModel
 
-Told = Callable[[str], None]
 
 WAITING_BYTES = 2**15
 """Largest block that may wait in a worker's pipe."""

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.atomic import remove_leftovers
+from rankscope.callbacks import Progress, Told
 from rankscope.engine.cluster import Cluster
 from rankscope.engine.crew import Crew, Here, Processes, check_counts
 from rankscope.engine.machine import weights_bytes
 from rankscope.engine.plan import Plan
-from rankscope.engine.resuming import Progress, Told, clear, holds, open_store
+from rankscope.engine.resuming import clear, holds, open_store
 from rankscope.engine.work import Block, Job, plan_part, short_of_memory
 from rankscope.exceptions import MemoryLimit, RankscopeError, UsageError
 from rankscope.store import RunStore, locked, working_path
@@ -31,7 +32,7 @@ WORKER_BYTES = 600 * 2**20
 
 
 @dataclass(frozen=True)
-class Means:
+class Resources:
     """With what a run is computed; none of it changes the result.
 
     Attributes
@@ -107,7 +108,7 @@ def execute(
     plan: Plan,
     model: LoadedModel,
     target: str | Path,
-    means: Means | None = None,
+    resources: Resources | None = None,
     *,
     progress: Progress | None = None,
     told: Told | None = None,
@@ -123,7 +124,7 @@ def execute(
         The one that the plan was made for.
     target : path
         ``.nc``, ``.zarr``, ``.csv`` or ``.parquet``.
-    means : Means, optional
+    resources : Resources, optional
         Workers, threads, a cluster; one thread of this process by default.
     progress : callable, optional
         Called with windows done and windows in all; with a precision, up to the next look.
@@ -149,7 +150,7 @@ def execute(
     asked = Path(target)
     # in full: whoever is called meanwhile may change the working folder
     target = Path(os.path.abspath(asked))
-    means = means or Means()
+    resources = resources or Resources()
     say = told or (lambda line: None)
     with locked(target), terminable():
         for place in (target, working_path(target)):
@@ -158,7 +159,7 @@ def execute(
             clear(working_path(target), plan)
             return asked
         check_target(target, attrs=plan.schema.attrs, overwrite=overwrite)
-        needed = means.memory(plan, model)
+        needed = resources.memory(plan, model)
         if memory_limit is not None and needed > memory_limit:
             raise MemoryLimit(
                 f"the run needs about {needed / 2**20:.0f} MiB beside the model, "
@@ -168,7 +169,7 @@ def execute(
         plan.trial(model)
         run = _Run(plan, open_store(plan, working_path(target), overwrite, say), progress, say)
         try:
-            with means.crew(plan, model, run.blocks_left, told) as crew:
+            with resources.crew(plan, model, run.blocks_left, told) as crew:
                 samples, attrs = run.to_the_end(crew)
         except RankscopeError:
             run.remove_if_empty()

@@ -15,6 +15,7 @@ from rankscope.approximations.linformer import Linformer
 from rankscope.approximations.projections import Sharing
 from rankscope.atomic import remove
 from rankscope.attention import Attention
+from rankscope.callbacks import Progress
 from rankscope.engine.frame import Frame
 from rankscope.engine.recipe import Sampling
 from rankscope.exceptions import MethodError, StoreError, UsageError
@@ -25,8 +26,6 @@ from rankscope.store.schema import differences
 if TYPE_CHECKING:
     from rankscope.models import LoadedModel
     from rankscope.text import Corpus
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

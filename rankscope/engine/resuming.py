@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from rankscope.atomic import remove
+from rankscope.callbacks import Progress, Told
 from rankscope.engine.plan import Plan
 from rankscope.exceptions import StoreError
 from rankscope.store import RunStore
@@ -17,9 +18,6 @@ from rankscope.store.files import load
 
 CHECK_LINES = 5.0
 """Seconds between two lines of a check of what is done."""
-
-Progress = Callable[[int, int], None]
-Told = Callable[[str], None]
 
 
 def open_store(plan: Plan, folder: Path, overwrite: bool, say: Told) -> RunStore:

@@ -18,6 +18,7 @@ import numpy as np
 import xarray as xr
 
 from rankscope.atomic import describe_size, reading, remove, write_whole, writing
+from rankscope.callbacks import Progress
 from rankscope.exceptions import StoreError
 from rankscope.status import State
 from rankscope.store.chunks import put_windows
@@ -29,7 +30,7 @@ from rankscope.store.containers import (
     replace_attrs,
     to_a_pause,
 )
-from rankscope.store.faults import Progress, damaged_windows, mend_states, read_states
+from rankscope.store.faults import damaged_windows, mend_states, read_states
 from rankscope.store.fields import filler, padded, stacked, whole_blocks
 from rankscope.store.files import file_format
 from rankscope.store.finishing import MEND, copy, move

@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.atomic import writing
+from rankscope.callbacks import Progress
 from rankscope.exceptions import StoreError
 from rankscope.status import State, Status, state_of
 from rankscope.store.chunks import check_chunk, chunk_file, count_chunks, put_windows
 
 if TYPE_CHECKING:
     import zarr
-
-Progress = Callable[[int, int], None]
 
 
 def read_states(path: Path, array: zarr.Array[Any], start: int, stop: int) -> NDArray[np.int8]:

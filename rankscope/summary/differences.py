@@ -111,11 +111,10 @@ def difference(
         If the two have other windows, layers or heads, or no such index.
     """
     one, other = _pair(measured), _pair(control)
+    one = beside_groups(one, other, index)
     sizes = whole_numbers(one["n_tokens"].to_numpy(), 0)
     quarters = np.unique(quarter_of(sizes[sizes > 0]))
-    # one length has one k, by which groups of windows are read
     k = index if index is not None else int(quarters[0]) if quarters.size == 1 else 0
-    one = beside_groups(one, other, k)
     for name in (*PAIRING, "layer", "head"):
         if not np.array_equal(one[name], other[name]):
             raise UsageError(
