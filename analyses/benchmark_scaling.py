@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyses._timing import Times, environment, interleaved, listed, ratio
-from rankscope.engine import Means, Recipe, SpectraPlan, execute
+from rankscope.engine import Recipe, Resources, SpectraPlan, execute
 from rankscope.engine.crew import Processes
 from rankscope.engine.machine import usable_cores
 from rankscope.engine.work import Block, Job, plan_part
@@ -184,7 +184,7 @@ def _plan(
         with tempfile.TemporaryDirectory() as folder:
             began = time.monotonic()
             plan = SpectraPlan(model, corpus, recipe)
-            target = execute(plan, model, Path(folder) / "run.nc", Means(workers=workers))
+            target = execute(plan, model, Path(folder) / "run.nc", Resources(workers=workers))
             measured = time.monotonic() - began
             size = target.stat().st_size
         share, bytes_share = foretold / measured, found.file_bytes / size
@@ -222,7 +222,7 @@ for windows in counts:
                 workers[child.pid] = peak(child.pid)
     recipe = engine.Recipe(length=int(length), windows=int(windows))
     target = f"{folder}/{windows}.nc"
-    engine.run(model, corpus, recipe, target, engine.Means(workers=2), progress=look)
+    engine.run(model, corpus, recipe, target, engine.Resources(workers=2), progress=look)
     print(json.dumps({"main": peak("self"), "workers": list(workers.values())}))
 """
 

@@ -175,8 +175,8 @@ text, windows, folder, threads = sys.argv[1], int(sys.argv[2]), sys.argv[3], int
 model = load("random:roberta-base")
 corpus = load_corpus(text)
 def run(name, **recipe):
-    means = engine.Means(threads=threads)
-    engine.run(model, corpus, engine.Recipe(**recipe), f"{folder}/{name}.nc", means)
+    resources = engine.Resources(threads=threads)
+    engine.run(model, corpus, engine.Recipe(**recipe), f"{folder}/{name}.nc", resources)
 def now(name):
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(name):

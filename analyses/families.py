@@ -19,7 +19,7 @@ from analyses.low_rank import OUT, small
 from rankscope import terminal
 from rankscope.approximations import Approximation, method
 from rankscope.capture import capture
-from rankscope.engine import ComparisonPlan, InterventionPlan, Means, Plan, Sampling, execute
+from rankscope.engine import ComparisonPlan, InterventionPlan, Plan, Resources, Sampling, execute
 from rankscope.engine.machine import usable_cores
 from rankscope.exceptions import MethodError
 from rankscope.models import LoadedModel, load
@@ -147,7 +147,12 @@ def family_of(text: str) -> str:
 def _run(plan: Plan, model: LoadedModel, target: Path) -> xr.Dataset:
     with terminal.progress(f"{target.stem}") as progress:
         execute(
-            plan, model, target, Means(threads=usable_cores()), progress=progress, overwrite=True
+            plan,
+            model,
+            target,
+            Resources(threads=usable_cores()),
+            progress=progress,
+            overwrite=True,
         )
     return read(target)
 

@@ -19,7 +19,7 @@ import xarray as xr
 from analyses.low_rank import OUT
 from rankscope import terminal
 from rankscope.approximations import Approximation, method
-from rankscope.engine import InterventionPlan, Means, Plan, Sampling, TruncationPlan, execute
+from rankscope.engine import InterventionPlan, Plan, Resources, Sampling, TruncationPlan, execute
 from rankscope.engine.fit import Fit, fit
 from rankscope.engine.machine import usable_cores
 from rankscope.exceptions import UsageError
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _run(plan: Plan, model: LoadedModel, target: str, label: str) -> xr.Dataset:
     with terminal.progress(label) as progress:
-        execute(plan, model, target, Means(threads=usable_cores()), progress=progress)
+        execute(plan, model, target, Resources(threads=usable_cores()), progress=progress)
     return read(target)
 
 

@@ -21,7 +21,7 @@ from rankscope import terminal
 from rankscope.approximations import method
 from rankscope.approximations.fitted import read_projections
 from rankscope.approximations.subspaces import kept_energy
-from rankscope.engine import ComparisonPlan, Means, Sampling, execute
+from rankscope.engine import ComparisonPlan, Resources, Sampling, execute
 from rankscope.engine.fit import Fit, fit
 from rankscope.engine.machine import usable_cores
 from rankscope.linalg import one_blas_thread
@@ -118,7 +118,7 @@ def _compare(
 ) -> xr.Dataset:
     plan = ComparisonPlan(model, corpus, sampling, [method(text) for text in texts], spectral=False)
     with terminal.progress(f"errors on {corpus.name}") as progress:
-        execute(plan, model, target, Means(threads=usable_cores()), progress=progress)
+        execute(plan, model, target, Resources(threads=usable_cores()), progress=progress)
     with read(target, lazy=True) as dataset:
         return summarise_methods(dataset)
 
