@@ -1,6 +1,6 @@
 """C7, C11 to C14 and C16: what graphs, counting and counterexamples say, whatever the model.
 
-Everything is computed when the page is made, n; what takes longer is read from the committed
+Everything is computed when the page is made; what takes longer is read from the committed
 data of `analyses/graphs.py` and `analyses/complexity.py`.
 """
 
@@ -36,7 +36,7 @@ RULES: Mapping[str, Rule] = {
 """Limits: σ above 1; exponents nearer to n than to n²; half of full attention's entries."""
 
 PATHS = 1.5
-"""Mean path length of a n world over that of a random graph, at most."""
+"""Mean path length of a small world over that of a random graph, at most."""
 
 
 @dataclass(frozen=True)

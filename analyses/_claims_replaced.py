@@ -9,6 +9,7 @@ import numpy.typing as npt
 import xarray as xr
 
 from analyses import _claims_methods as methods
+from analyses._claims_kept import size_of
 from analyses._claims_rules import (
     Cells,
     Estimate,
@@ -16,11 +17,15 @@ from analyses._claims_rules import (
     Rule,
     Verdict,
     estimate,
+    halves,
+    head_means,
+    of_the_model,
     paired,
     percent,
     together,
 )
 from rankscope.approximations import method
+from rankscope.summary.units import mean_of_present
 
 Floats = npt.NDArray[np.float64]
 INFINITY = float("inf")
@@ -52,17 +57,35 @@ class Output:
         place = self._methods.index(str(method(text)))
         return np.asarray(self._errors.isel(errors_method=place).sel(errors_rows=rows))
 
-    def windows(self, text: str, rows: str = "all") -> Floats:
-        """Mean over the heads, (window,)."""
-        return np.asarray(np.nanmean(self.heads(text, rows), axis=(1, 2)))
-
     def mean(self, text: str, rows: str = "all") -> Estimate:
         """With its interval."""
-        return estimate(self.windows(text, rows), self.texts)
+        return estimate(self.heads(text, rows), self.texts)
 
     def gain(self, worse: str, better: str, rows: str = "all") -> Estimate:
-        """Error of the first less that of the second, window by window."""
-        return paired(self.windows(worse, rows), self.windows(better, rows), self.texts)
+        """Error of the first less that of the second, head by head and window by window."""
+        return paired(self.heads(worse, rows), self.heads(better, rows), self.texts)
+
+    def chosen(self, texts: list[str]) -> tuple[Estimate, str]:
+        """Error of the best method for all heads, less that of the best one for each head.
+
+        Both are chosen by the first half of the windows and judged by the second, see
+        :func:`analyses._claims_rules.halves`.
+
+        Returns
+        -------
+        Estimate, str
+            NaN with a single unit, where there is nothing to choose by; the best for all heads.
+        """
+        choose, judge = halves(self.texts)
+        if not choose.any():
+            return estimate(np.full(len(self.texts), np.nan), self.texts), "–"
+        errors = np.stack([self.heads(text) for text in texts])
+        means = np.stack([head_means(one[choose], self.texts[choose]) for one in errors])
+        one = int(np.nanargmin(mean_of_present(means, (1, 2))))
+        # what has no number is no choice
+        each = np.where(np.isnan(means), np.inf, means).argmin(axis=0)
+        best = np.take_along_axis(errors, each[None, None], axis=0)[0]
+        return paired(errors[one][judge], best[judge], self.texts[judge]), texts[one]
 
 
 class Model:
@@ -99,14 +122,29 @@ class Model:
         """What the first loses more than the second, window by window."""
         return paired(self.windows(worse), self.windows(better), self.texts)
 
-    def least(self, texts: list[str]) -> str:
-        """The method that loses least on average."""
-        return min(texts, key=lambda text: float(np.nanmean(self.windows(text))))
+    def gain_on_least(self, texts: list[str], better: str) -> tuple[Estimate, str]:
+        """What that of several methods which loses least loses more than another.
+
+        It is chosen by the first half of the windows, and the second half judges, see
+        :func:`analyses._claims_rules.halves`.
+
+        Returns
+        -------
+        Estimate, str
+            NaN with a single unit; the method that was chosen.
+        """
+        choose, judge = halves(self.texts)
+        if not choose.any():
+            return estimate(np.full(len(self.texts), np.nan), self.texts), "–"
+        means = [estimate(self.windows(one)[choose], self.texts[choose]).value for one in texts]
+        least = texts[int(np.nanargmin(means))]
+        values = self.windows(least) - self.windows(better)
+        return estimate(values[judge], self.texts[judge]), least
 
 
 def random_or_window(kept: xr.Dataset) -> Finding:
     """C6: error of the band less that of as many random keys."""
-    output, model, n = Output(kept), Model(kept), size_of(kept)
+    output, model, n = Output(kept), Model(kept), size_of(kept, "errors")
     budgets = methods.budgets(n)
     number = output.gain(*_pair(budgets[1]))
     cells: Cells = {
@@ -123,12 +161,14 @@ def random_or_window(kept: xr.Dataset) -> Finding:
 def widening_windows(kept: xr.Dataset) -> Finding:
     """C8: what the better of fixed and shrinking windows loses more than growing ones."""
     output, model = Output(kept), Model(kept)
-    texts = methods.trends(size_of(kept), kept.sizes["layer"])
+    texts = methods.trends(size_of(kept, "errors"), kept.sizes["layer"])
     if not texts or texts["rising"] not in model:
         return Finding("one layer", Verdict.depends, "on the model: it has one layer")
-    other = model.least([texts["fixed"], texts["falling"]])
-    number = model.gain(other, texts["rising"])
-    cells: Cells = {f"{name} ({_unit(model)})": model.mean(text) for name, text in texts.items()}
+    others = [texts["fixed"], texts["falling"]]
+    number, other = model.gain_on_least(others, texts["rising"])
+    names = {text: name for name, text in texts.items()}
+    cells: Cells = {"chosen of the others": names.get(other, "–")}
+    cells |= {f"{name} ({_unit(model)})": model.mean(text) for name, text in texts.items()}
     cells |= {f"{name}, output error": output.mean(text) for name, text in texts.items()}
     cells["output error, fixed less rising"] = output.gain(texts["fixed"], texts["rising"])
     return Finding(number, *BETTER.judge(number, ""), cells)
@@ -136,54 +176,30 @@ def widening_windows(kept: xr.Dataset) -> Finding:
 
 def dilation_by_head(kept: xr.Dataset) -> Finding:
     """C9: error of the best dilation for all heads less that of one chosen for each head."""
-    output, model, n = Output(kept), Model(kept), size_of(kept)
+    output, model, n = Output(kept), Model(kept), size_of(kept, "errors")
     texts = methods.dilated(n)
     same = [texts[str(d)] for d in methods.DILATIONS]
-    one, each = _held_out(np.stack([output.heads(text) for text in same]))
-    number = paired(one, each, output.texts)
+    number, one = output.chosen(same)
     parts = [BETTER.judge(number, "")]
-    cells: Cells = {
-        f"dilation {name}, output error": output.mean(text) for name, text in texts.items()
-    }
+    names = {text: name for name, text in texts.items()}
+    cells: Cells = {"chosen for all heads": names.get(one, "–")}
+    cells |= {f"dilation {name}, output error": output.mean(text) for name, text in texts.items()}
     if texts["by head"] in model:
-        plain = model.gain(model.least(same), texts["by head"])
-        parts.append(BETTER.judge(plain, ""))
+        plain, _ = model.gain_on_least(same, texts["by head"])
+        parts.append(of_the_model(BETTER.judge(plain, "")))
         cells["by head, in the model"] = f"{plain} ({_unit(model)})"
     return Finding(number, *together(parts, "on which head gets which dilation"), cells)
 
 
-def _held_out(errors: Floats) -> tuple[Floats, Floats]:
-    """Errors under the best dilation for all heads, and for each, chosen on the other windows.
-
-    Parameters
-    ----------
-    errors : (dilation, window, layer, head) array
-
-    Returns
-    -------
-    (window,), (window,)
-        NaN with a single window, where there is nothing to choose by.
-    """
-    count = errors.shape[1]
-    one, each = np.full(count, np.nan), np.full(count, np.nan)
-    for window in range(count) if count > 1 else ():
-        others = np.delete(errors, window, axis=1).mean(axis=1)
-        best = int(others.mean(axis=(1, 2)).argmin())
-        one[window] = errors[best, window].mean()
-        chosen = others.argmin(axis=0)[None]
-        each[window] = np.take_along_axis(errors[:, window], chosen, axis=0).mean()
-    return one, each
-
-
 def global_tokens(kept: xr.Dataset) -> Finding:
     """C10: what global special tokens gain on their own rows less what they gain on the others."""
-    output, model, n = Output(kept), Model(kept), size_of(kept)
+    output, model, n = Output(kept), Model(kept), size_of(kept, "errors")
     texts = _globals_of(kept, methods.budget_of(n))
     if texts is None:
         return Finding("none", Verdict.depends, "on the model: it adds no special tokens")
     none, special, others = texts
     gains = {
-        rows: output.windows(none, rows) - output.windows(special, rows)
+        rows: output.heads(none, rows) - output.heads(special, rows)
         for rows in ("special", "other")
     }
     number = paired(gains["special"], gains["other"], output.texts)
@@ -196,7 +212,7 @@ def global_tokens(kept: xr.Dataset) -> Finding:
     }
     if special in model:
         whole = model.gain(none, special)
-        parts.append(BETTER.judge(whole, ""))
+        parts.append(of_the_model(BETTER.judge(whole, "")))
         cells["gain in the model"] = f"{whole} ({_unit(model)})"
         cells["of as many others"] = f"{model.gain(none, others)} ({_unit(model)})"
     return Finding(number, *together(parts, "on what is asked: the rows, or the model"), cells)
@@ -204,34 +220,24 @@ def global_tokens(kept: xr.Dataset) -> Finding:
 
 def low_rank_output(kept: xr.Dataset) -> Finding:
     """C15: output error of P_low at k = n/4, and what the model loses."""
-    output, model, n = Output(kept), Model(kept), size_of(kept)
+    output, model, n = Output(kept), Model(kept), size_of(kept, "errors")
     quarter = methods.low_rank(n // 4)
     number = output.mean(quarter)
     parts = [SMALL_ERROR.judge(number, "")]
     ks = [k for k in methods.ranks(n) if methods.low_rank(k) in output]
     cells: Cells = {f"k = {_part(k, n)}": output.mean(methods.low_rank(k)) for k in ks}
-    heads = output.heads(quarter).mean(axis=0)
-    cells["heads above .1 at n/4"] = percent(np.mean(heads > 0.1))
+    heads = head_means(output.heads(quarter), output.texts)
+    cells["heads above .1 at n/4"] = percent(float(np.mean(heads[~np.isnan(heads)] > 0.1)))
     if quarter in model:
         lost = model.mean(quarter)
         rule = SMALL_LOSS if model.in_nats else SMALL_ERROR
-        parts.append(rule.judge(lost, ""))
+        parts.append(of_the_model(rule.judge(lost, "")))
         for k in ks:
             if methods.low_rank(k) in model:
                 cells[f"in the model at {_part(k, n)}"] = (
                     f"{model.mean(methods.low_rank(k))} ({_unit(model)})"
                 )
     return Finding(number, *together(parts, "on what is asked: the heads, or the model"), cells)
-
-
-def size_of(kept: xr.Dataset) -> int:
-    """n of the output errors, from the ranks that were measured: the largest is n/2."""
-    ks = [
-        int(str(one).rpartition("=")[2])
-        for one in kept["errors_method"].to_numpy()
-        if str(one).startswith("truncated:")
-    ]
-    return 2 * max(ks)
 
 
 def _globals_of(kept: xr.Dataset, b: int) -> tuple[str, str, str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,12 @@ import xarray as xr
 from analyses import _claims_mathematics as mathematics
 from analyses import _claims_replaced as replaced
 from analyses import _claims_spectra as spectra
+from analyses._claims_kept import part_settings
 from analyses._claims_mathematics import Proof
-from analyses._claims_rules import Finding, percent
+from analyses._claims_rules import Finding, head_means, percent
 from analyses._claims_texts import CLAIMS
 from rankscope.store.files import load
+from rankscope.summary.units import mean_of_present
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,7 +37,7 @@ PUBLISHED_MEANS = (
 MODELS = {
     "builtin": "built-in (4 × 4)",
     "minilm": "MiniLM (6 × 12)",
-    "mpnet": "mpnet (12 × 12)",
+    "mpnet-78c019": "mpnet (12 × 12)",
     "random:roberta-base": "random base (12 × 12)",
     "random:roberta-large": "random large (24 × 16)",
 }
@@ -81,8 +82,7 @@ class Measured:
 
     def part(self, name: str) -> dict[str, Any] | None:
         """Settings of a part; None if it was not measured."""
-        said = self.kept.attrs.get(f"part_{name}")
-        return None if said is None else dict(json.loads(said))
+        return part_settings(self.kept, name)
 
     def has(self, parts: tuple[str, ...]) -> bool:
         """Whether all these parts were measured."""
@@ -91,15 +91,30 @@ class Measured:
     @property
     def head_means(self) -> Floats:
         """Mean ratio at n/4 of every head, (layer, head); texts have equal weight."""
-        ratio = self.kept["spectra_ratio"].transpose("spectra_window", "layer", "head").to_numpy()
-        texts, first = np.unique(self.kept["spectra_text"].to_numpy(), return_inverse=True)
-        means = [ratio[first == place].mean(axis=0) for place in range(len(texts))]
-        return np.asarray(np.mean(means, axis=0))
+        ratio = self.kept["spectra_ratio"].transpose("spectra_window", "layer", "head")
+        return head_means(ratio, self.kept["spectra_text"])
 
     @property
     def layer_means(self) -> Floats:
         """Mean over the heads of every layer."""
-        return np.asarray(self.head_means.mean(axis=1))
+        return mean_of_present(self.head_means, (1,))
+
+    def mean_over_heads(self, part: str, name: str, **chosen: str) -> Floats:
+        """A variable of a part, averaged over texts and heads as the numbers of its claims are.
+
+        Parameters
+        ----------
+        part, name : str
+        **chosen : str
+            Labels along other dimensions.
+
+        Returns
+        -------
+        array over what else it depends on, float64
+        """
+        values = self.kept[f"{part}_{name}"].sel(chosen)
+        values = values.transpose(f"{part}_window", "layer", "head", ...)
+        return mean_of_present(head_means(values, self.kept[f"{part}_text"]), (0, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +205,7 @@ def figure1_rows(results: Results) -> list[dict[str, str]]:
             {
                 "weights": one.short,
                 "text": one.text,
-                "mean": f"{means.mean():.3f}",
+                "mean": f"{np.nanmean(one.head_means):.3f}",
                 "first layer → last": f"{means[0]:.3f} → {means[-1]:.3f}",
                 "rises in every layer": "yes" if bool((np.diff(means) > 0).all()) else "no",
                 "largest spread of heads in a layer": f"{spread_of(one):.3f}",
@@ -204,12 +219,13 @@ def distance(one: Measured) -> float:
     """Mean distance of layer means from the published map, at equal depth of the network."""
     means = one.layer_means
     depth, theirs = np.linspace(0, 1, len(means)), np.linspace(0, 1, len(PUBLISHED))
-    return float(np.abs(means - np.interp(depth, theirs, PUBLISHED)).mean())
+    return float(np.nanmean(np.abs(means - np.interp(depth, theirs, PUBLISHED))))
 
 
 def spread_of(one: Measured) -> float:
     """Largest difference between two heads of a layer."""
-    return float(np.ptp(one.head_means, axis=1).max())
+    means = one.head_means
+    return float(np.nanmax(np.nanmax(means, axis=1) - np.nanmin(means, axis=1)))
 
 
 def like_published(one: Measured, spread: float = 0.02) -> bool:
@@ -223,6 +239,7 @@ def rank_rows(results: Results) -> list[dict[str, str]]:
     for one in results.measured:
         if one.has(("spectra",)):
             ranks = one.kept["spectra_numerical_rank"].to_numpy()
+            ranks = ranks[np.isfinite(ranks)]
             n = int(one.kept["spectra_length"].max())
             rows.append(
                 {

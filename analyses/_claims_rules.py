@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.summary.units import Batches, Moments, half_width
+from rankscope.summary.averages import Measure
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 class Verdict(StrEnum):
@@ -50,8 +51,9 @@ class Estimate:
             return "–"
         digits = 3
         width = self.high - self.low
-        if math.isfinite(width) and 0 < width < 0.002:
-            digits = 4
+        # below 1e-9 it is rounding: all units agree
+        if math.isfinite(width) and 1e-9 < width < 0.002:
+            digits = min(6, max(4, math.ceil(-math.log10(width))))
         value, low, high = (_written(x, digits) for x in (self.value, self.low, self.high))
         return f"{value} [{low}, {high}]" if math.isfinite(width) else f"{value} [no interval]"
 
@@ -115,6 +117,8 @@ class Rule:
         Verdict, str
             The second is empty unless the verdict is "depends".
         """
+        if math.isinf(found.value):
+            return Verdict.depends, "on what has an infinite error"
         if not math.isfinite(found.low) or not math.isfinite(found.high):
             return Verdict.depends, "on more windows: one gives no interval"
         (a, b), (c, d) = self.within, self.outside
@@ -172,7 +176,8 @@ class Finding:
         """Units of the number's interval, such as "8 windows"."""
         if isinstance(self.number, str):
             return ""
-        return f"{self.number.units} {self.number.unit}"
+        count, unit = self.number.units, self.number.unit
+        return f"{count} {unit.removesuffix('s') if count == 1 else unit}"
 
     def said(self) -> str:
         """The verdict in words."""
@@ -184,11 +189,14 @@ def together(
 ) -> tuple[Verdict, str]:
     """One verdict out of several: that of all if they agree, else "depends".
 
+    What is for a claim and what is against it make it depend on `otherwise`; where one is not
+    decided, it depends on what that one does.
+
     Parameters
     ----------
     parts : sequence of (Verdict, str)
     otherwise : str
-        On what it depends where they do not agree.
+        On what it depends where they say the contrary of each other.
     against : Verdict
         What all of them must say for the claim not to be supported.
     """
@@ -197,20 +205,26 @@ def together(
         return Verdict.supported, ""
     if verdicts == {against}:
         return Verdict.not_supported, ""
-    if verdicts == {Verdict.depends}:
-        return Verdict.depends, parts[0][1]
-    return Verdict.depends, otherwise
+    if {Verdict.supported, against} <= verdicts or Verdict.depends not in verdicts:
+        return Verdict.depends, otherwise
+    return Verdict.depends, next(on for verdict, on in parts if verdict == Verdict.depends)
+
+
+def of_the_model(judged: tuple[Verdict, str]) -> tuple[Verdict, str]:
+    """A verdict beside that on the number, with words that say so."""
+    verdict, on = judged
+    return verdict, f"{on}, in the model" if on else ""
 
 
 def estimate(values: npt.ArrayLike, texts: npt.ArrayLike) -> Estimate:
     """Mean over texts of a number a window, with its 95 % interval.
 
     As in :func:`rankscope.summary.summarise`: windows of a text are averaged first; where there is
-    a single text its windows are the units, from 64 on in batches.
+    a single text its windows are the units, from 64 on in batches. Heads have equal weight.
 
     Parameters
     ----------
-    values : (window,) array
+    values : (window,) or (window, layer, head) array
         NaN is left out.
     texts : (window,) array of int
         The text of each window.
@@ -225,27 +239,86 @@ def estimate(values: npt.ArrayLike, texts: npt.ArrayLike) -> Estimate:
     3.500 [−15.559, 22.559]
     """
     numbers = np.asarray(values, dtype=np.float64)
+    numbers = numbers.reshape(*numbers.shape, 1, 1) if numbers.ndim == 1 else numbers
     ids = np.asarray(texts)
-    there = np.isfinite(numbers)
-    numbers, ids = numbers[there], ids[there]
-    if len(numbers) == 0:
+    there = ~np.isnan(numbers).all(axis=(1, 2))
+    if not there.any():
         return Estimate(math.nan, math.nan, math.nan, 0, "windows")
-    single = len(np.unique(ids)) == 1
-    units: Moments | Batches = Batches((), ()) if single else Moments((), ())
-    if single:
-        means = numbers
-    else:
-        means = np.array([numbers[ids == one].mean() for one in dict.fromkeys(ids.tolist())])
-    for value in means:
-        units.add(value)
-    mean, half = float(means.mean()), float(half_width(units))
-    count = int(units.count)
-    unit = "texts" if not single else "windows" if count == len(means) else "batches of windows"
-    return Estimate(mean, mean - half, mean + half, count, unit)
+    single = len(np.unique(ids[there])) == 1
+    found = _measured(numbers, ids).result("window" if single else "text")
+    mean, low, high = (float(found[name]) for name in ("_mean", "_low", "_high"))
+    count = int(found["_units"])
+    whole = count == int(there.sum())
+    unit = "texts" if not single else "windows" if whole else "batches of windows"
+    return Estimate(mean, low, high, count, unit)
+
+
+def head_means(values: npt.ArrayLike, texts: npt.ArrayLike) -> Floats:
+    """Mean of every head: over the windows of each text first, then over texts, without NaN.
+
+    Parameters
+    ----------
+    values : (window, layer, head, ...) array
+    texts : (window,) array of int
+
+    Returns
+    -------
+    (layer, head, ...) float64
+        NaN for a head without a number.
+
+    Examples
+    --------
+    >>> head_means(np.array([1.0, 3.0, 5.0]).reshape(3, 1, 1), [0, 0, 1]).tolist()
+    [[3.5]]
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    return np.asarray(_measured(numbers, np.asarray(texts)).result("text")[""])
+
+
+def _measured(numbers: Floats, texts: npt.NDArray[Any]) -> Measure:
+    """(window, layer, head, ...) as the summaries of the package take it in."""
+    measure = Measure(numbers.shape[1:])
+    for text in dict.fromkeys(texts.tolist()):
+        for window in numbers[texts == text]:
+            measure.add(window, ~np.isnan(window))
+        measure.close_text()
+    return measure
+
+
+def halves(texts: npt.ArrayLike) -> tuple[Flags, Flags]:
+    """Windows by which something is chosen, and those by which the choice is judged.
+
+    A mean over the windows by which a head or a method was chosen is biased, and an interval
+    from them, or from leaving out one window at a time, too narrow. The first half of the units
+    (rounded down) chooses; number and interval come from the others alone. Units are texts, or
+    windows where there is a single text.
+
+    Parameters
+    ----------
+    texts : (window,) array of int
+
+    Returns
+    -------
+    (window,), (window,) arrays of bool
+        The first holds nothing where there is one unit.
+
+    Examples
+    --------
+    >>> [half.tolist() for half in halves([7, 7, 8])]
+    [[True, True, False], [False, False, True]]
+    >>> [half.tolist() for half in halves([7, 7, 7])]
+    [[True, False, False], [False, True, True]]
+    """
+    ids = np.asarray(texts)
+    if len(np.unique(ids)) == 1:
+        ids = np.arange(len(ids))
+    units = list(dict.fromkeys(ids.tolist()))
+    first = np.isin(ids, units[: len(units) // 2])
+    return first, ~first
 
 
 def paired(first: npt.ArrayLike, second: npt.ArrayLike, texts: npt.ArrayLike) -> Estimate:
-    """First less second, window by window."""
+    """First less second, window by window and head by head; arguments as for :func:`estimate`."""
     return estimate(np.asarray(first) - np.asarray(second), texts)
 
 

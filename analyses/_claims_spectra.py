@@ -10,7 +10,22 @@ import numpy.typing as npt
 import scipy.stats
 import xarray as xr
 
-from analyses._claims_rules import Cells, Estimate, Finding, Rule, estimate, paired, percent, slopes
+from analyses._claims_kept import size_of
+from analyses._claims_measure import near_width
+from analyses._claims_rules import (
+    Cells,
+    Estimate,
+    Finding,
+    Rule,
+    estimate,
+    halves,
+    head_means,
+    paired,
+    percent,
+    slopes,
+)
+from rankscope.exceptions import StoreError
+from rankscope.summary.units import mean_of_present
 
 Floats = npt.NDArray[np.float64]
 INFINITY = float("inf")
@@ -22,7 +37,7 @@ RULES: Mapping[str, Rule] = {
     "C4": Rule((-INFINITY, -0.005), digits=3),
     "C5": Rule((0.5, INFINITY), (0.125, INFINITY), digits=3),
 }
-"""Limits for each number. C4: a fall of half a percent of n; C5: the lower one is twice what
+"""Limits for each number. C4: a fall of half a percent of n; C5: the lower one is about twice what
 uniform attention has within ±n/32."""
 
 CONTROLS = {"rows": "rows shuffled", "random": "random weights"}
@@ -32,9 +47,9 @@ CONTROLS = {"rows": "rows shuffled", "random": "random weights"}
 def first_quarter(kept: xr.Dataset) -> Finding:
     """C1: mean over heads of the ratio at n/4."""
     texts = kept["spectra_text"].to_numpy()
-    own = _by_window(kept, "spectra_ratio")
+    own = _ordered(kept, "spectra_ratio")
     number = estimate(own, texts)
-    cells: Cells = {"σ² in the first quarter": estimate(_by_window(kept, "spectra_energy"), texts)}
+    cells: Cells = {"σ² in the first quarter": estimate(_ordered(kept, "spectra_energy"), texts)}
     for name, words in CONTROLS.items():
         cells |= _beside(own, kept, f"spectra_ratio_{name}", words, texts)
     where = "on the limit"
@@ -42,45 +57,61 @@ def first_quarter(kept: xr.Dataset) -> Finding:
 
 
 def least_head(kept: xr.Dataset) -> Finding:
-    """C2: the ratio at n/4 of the head that has least."""
+    """C2: the ratio at n/4 of the head that has least, chosen and judged by different windows."""
     texts = kept["spectra_text"].to_numpy()
-    ratio = kept["spectra_ratio"].transpose("spectra_window", "layer", "head").to_numpy()
-    heads = ratio.reshape(len(ratio), -1).T
-    means = np.array([estimate(one, texts).value for one in heads]).reshape(ratio.shape[1:])
-    row, column = np.unravel_index(np.nanargmin(means), means.shape)
-    number = estimate(ratio[:, row, column], texts)
-    layer, head = int(kept["layer"][row]), int(kept["head"][column])
-    least = np.nanmin(ratio, axis=(1, 2))
+    ratio = _ordered(kept, "spectra_ratio")
+    means = head_means(ratio, texts)
+    number, which = _chosen_head(ratio, texts, kept)
+    least = _least(ratio)
     cells: Cells = {
-        "which": f"layer {layer}, head {head}",
-        "heads with .88 or more": percent(float(np.mean(means >= 0.88))),
+        "chosen": which,
+        "least of the means over all windows": f"{np.nanmin(means):.3f}",
+        "heads with .88 or more": percent(float(np.mean(means[np.isfinite(means)] >= 0.88))),
         "least of a window": estimate(least, texts),
     }
     for name, words in CONTROLS.items():
         if f"spectra_ratio_{name}" in kept:
-            other = np.nanmin(_ordered(kept, f"spectra_ratio_{name}"), axis=(1, 2))
+            other = _least(_ordered(kept, f"spectra_ratio_{name}"))
             cells[f"the same, {words}"] = estimate(other, texts)
             cells[f"less {words}"] = paired(least, other, texts)
     return Finding(number, *RULES["C2"].judge(number, "on the head"), cells)
 
 
+def _chosen_head(ratio: Floats, texts: Floats, kept: xr.Dataset) -> tuple[Estimate, str]:
+    """The head with the least mean over the first half, and its ratio in the second half."""
+    choose, judge = halves(texts)
+    if not choose.any():
+        return estimate(np.full(len(texts), np.nan), texts), "–"
+    means = head_means(ratio[choose], texts[choose])
+    row, column = np.unravel_index(np.nanargmin(means), means.shape)
+    layer, head = int(kept["layer"][row]), int(kept["head"][column])
+    return estimate(ratio[judge, row, column], texts[judge]), f"layer {layer}, head {head}"
+
+
+def _least(ratio: Floats) -> Floats:
+    """Of every window the head that has least; NaN where none has a number."""
+    found = np.where(np.isnan(ratio), np.inf, ratio).min(axis=(1, 2))
+    return np.where(np.isinf(found), np.nan, found)
+
+
 def over_layers(kept: xr.Dataset) -> Finding:
     """C3: Kendall's τ of layer and ratio in every window."""
     texts = kept["spectra_text"].to_numpy()
-    layers = np.nanmean(_ordered(kept, "spectra_ratio"), axis=2)
+    ratio = _ordered(kept, "spectra_ratio")
+    layers = mean_of_present(ratio, (2,))
     order = np.arange(layers.shape[1], dtype=np.float64)
     found = {
         "τ": [_correlation(scipy.stats.kendalltau, order, row) for row in layers],
         "ρ": [_correlation(scipy.stats.spearmanr, order, row) for row in layers],
     }
     number = estimate(found["τ"], texts)
-    means = layers.mean(axis=0)
+    means = mean_of_present(head_means(ratio, texts), (1,))
     rising = float(np.mean((np.diff(layers, axis=1) > 0).all(axis=1)))
     cells: Cells = {
         "Spearman's ρ": estimate(found["ρ"], texts),
         "windows that rise in every layer": percent(rising),
         "first layer → last (highest)": f"{means[0]:.3f} → {means[-1]:.3f} "
-        f"({means.max():.3f} in layer {int(kept['layer'][int(means.argmax())])})",
+        f"({np.nanmax(means):.3f} in layer {int(kept['layer'][int(np.nanargmax(means))])})",
     }
     return Finding(number, *RULES["C3"].judge(number, "on the layers: the trend is weak"), cells)
 
@@ -96,7 +127,7 @@ def over_lengths(kept: xr.Dataset) -> Finding:
     n = kept["spectra_length"].to_numpy().astype(np.float64)
     dims = ("spectra_length", "spectra_window", "layer", "head")
     parts = {
-        name: np.nanmean(kept[f"spectra_length_{name}"].transpose(*dims).to_numpy(), axis=(2, 3))
+        name: mean_of_present(kept[f"spectra_length_{name}"].transpose(*dims).to_numpy(), (2, 3))
         for name in ("ratio", "rank_90")
     }
     relative = parts["rank_90"] / n[:, None]
@@ -105,7 +136,8 @@ def over_lengths(kept: xr.Dataset) -> Finding:
         "ratio at n/4, a doubling": estimate(slopes(np.log2(n), parts["ratio"]), texts),
         "k90, a doubling": _times(parts["rank_90"], n, texts),
         "k90(n)/n": ", ".join(
-            f"{row.mean():.3f} (n = {int(size)})" for size, row in zip(n, relative, strict=True)
+            f"{estimate(row, texts).value:.3f} (n = {int(size)})"
+            for size, row in zip(n, relative, strict=True)
         ),
     }
     return Finding(number, *RULES["C4"].judge(number, ""), cells)
@@ -114,7 +146,9 @@ def over_lengths(kept: xr.Dataset) -> Finding:
 def near_mass(kept: xr.Dataset) -> Finding:
     """C5: share of a row's weight on keys at most n/32 away."""
     texts = kept["near_text"].to_numpy()
-    w = near_width(kept)
+    w = near_width(size_of(kept, "near"))
+    if w not in kept["near_w"]:
+        raise StoreError(f"no mass within ±{w} was measured", "measure near again, --overwrite")
     dims = ("near_order", "near_window", "layer", "head", "near_w")
     at = {name: kept[name].transpose(*dims).sel(near_w=w) for name in ("near_mass", "near_top")}
     mass, top = (
@@ -122,27 +156,19 @@ def near_mass(kept: xr.Dataset) -> Finding:
         for one in at.values()
     )
     uniform = float(kept["near_uniform"].sel(near_w=w))
-    own, other = (mass[order].mean(axis=(1, 2)) for order in ("text", "shuffled"))
-    number = estimate(own, texts)
-    heads = mass["text"].mean(axis=0)
-    share = float(np.mean(heads > 0.5))
+    number = estimate(mass["text"], texts)
+    heads = head_means(mass["text"], texts)
+    share = float(np.mean(heads[np.isfinite(heads)] > 0.5))
     cells: Cells = {
         "w": str(w),
         "uniform": f"{uniform:.3f}",
         "heads with more than half": percent(share),
-        "largest entry within ±w": estimate(top["text"].mean(axis=(1, 2)), texts),
-        "tokens shuffled": estimate(other, texts),
-        "less tokens shuffled": paired(own, other, texts),
+        "largest entry within ±w": estimate(top["text"], texts),
+        "tokens shuffled": estimate(mass["shuffled"], texts),
+        "less tokens shuffled": paired(mass["text"], mass["shuffled"], texts),
     }
     rule = RULES["C5"]
     return Finding(number, *rule.judge(number, f"on the head: {percent(share)} hold half"), cells)
-
-
-def near_width(kept: xr.Dataset) -> int:
-    """The measured w that is next to n/32."""
-    widths = kept["near_w"].to_numpy()
-    n = int(kept["spectra_length"].max()) if "spectra_length" in kept else 4 * int(widths.max())
-    return int(widths[np.abs(widths - n / 32).argmin()])
 
 
 def _ordered(kept: xr.Dataset, name: str) -> Floats:
@@ -150,15 +176,11 @@ def _ordered(kept: xr.Dataset, name: str) -> Floats:
     return np.asarray(found, dtype=np.float64)
 
 
-def _by_window(kept: xr.Dataset, name: str) -> Floats:
-    return np.asarray(np.nanmean(_ordered(kept, name), axis=(1, 2)))
-
-
 def _beside(own: Floats, kept: xr.Dataset, name: str, words: str, texts: Floats) -> Cells:
     """A control and the paired difference, where it was measured."""
     if name not in kept:
         return {}
-    other = _by_window(kept, name)
+    other = _ordered(kept, name)
     return {words: estimate(other, texts), f"less {words}": paired(own, other, texts)}
 
 

@@ -48,6 +48,12 @@ class Claim:
         return bool(self.parts)
 
 
+_HALVES = (
+    "The choice is made by the first half of the texts (of the windows, where there is one text; "
+    "rounded down); number, interval and units come from the other half alone. What the table "
+    "shows of single methods and heads is over all windows."
+)
+
 _BOTH = "Both must say so; if they differ, it depends."
 
 _ALL = (
@@ -69,13 +75,13 @@ _ALL = (
         "C2",
         "In every layer and head the first 128 hold at least 88 %",
         "ratio at n/4 of the least head",
-        "Mean over windows of the ratio at n/4 of the head in which that mean is least, "
-        "min_{l,h} mean_t r_{t,l,h}. The interval is that of this head; it was chosen as the "
-        "least, which makes the number a little too low.",
+        "Mean ratio at n/4 of the head in which that mean is least, min_{l,h} mean_t r_{t,l,h}. "
+        f"{_HALVES} A mean read where it was found to be the least of many would be too low.",
         f"{str(spectra.RULES['C2']).capitalize()}.",
         ("spectra",),
-        "For the controls the least head of every window is compared with the least head of the "
-        "control in the same window.",
+        "Two columns are over all windows: the least of the heads' means, which is a little too "
+        "low, and the share of heads whose mean is .88 or more. For the controls the least head "
+        "of every window is compared with the least head of the control in the same window.",
         "mean over windows of the least head's ratio, and the same of the controls; line: .88",
     ),
     Claim(
@@ -87,7 +93,7 @@ _ALL = (
         f"{str(spectra.RULES['C3']).capitalize()}. τ = .5: three of four pairs of layers in order.",
         ("spectra",),
         "Look at the random weights too: where their ratio rises as well, rising is no sign of "
-        "anything learned. An interval of width 0 means the same order in every window.",
+        "anything learned. An interval of width 0 means the same τ in every window.",
         "τ of each model and text; lines: 0 and .5",
     ),
     Claim(
@@ -102,20 +108,23 @@ _ALL = (
         ("spectra",),
         "The absolute k90 rises with n in every model: the column gives the factor for a doubling, "
         "where 2 would leave the relative rank as it is. The limit of .005 was set after a first "
-        "look at the slopes of MiniLM and mpnet, which lie around 0; with a limit of 0 these would "
-        "read “depends”.",
-        "relative rank k90(n)/n over n",
+        "look at the slopes of MiniLM and mpnet, which lie around 0.",
+        "relative rank k90(n)/n over n, on the first text of the summary",
     ),
     Claim(
         "C5",
         "The largest weights sit on the nearest neighbours",
         "mass within ±n/32",
-        "Mean over rows, heads and windows of Σ_{|i−j|≤w} p_ij, w = n/32.",
-        f"{str(spectra.RULES['C5']).capitalize()}. (.125 is twice what uniform attention has.)",
+        "Mean over rows, heads and windows of Σ_{|i−j|≤w} p_ij, w = n/32 (rounded down, 1 or "
+        "more).",
+        f"{str(spectra.RULES['C5']).capitalize()}. (.125 is about twice what uniform attention has "
+        "within ±n/32.)",
         ("near",),
-        "*Tokens shuffled*: the same model reads the same tokens in a random order. What stays is "
-        "due to positions, not to what the text says.",
-        "attention mass within ±w over w; grey: uniform attention",
+        "*Tokens shuffled*: the same model reads the same tokens in a random order. What stays "
+        "does not come from the order of the text, but from positions and from the tokens "
+        "themselves.",
+        "attention mass within ±w over w, on the first text of the summary; grey: uniform "
+        "attention",
     ),
     Claim(
         "C6",
@@ -149,13 +158,14 @@ _ALL = (
         "advantage of growing windows",
         "Bands that grow from w = n/32 to 7n/32 with the layer, stay at n/8, or shrink, the same "
         "in total: what the better of the two others costs the model more than the growing ones "
-        "(masked-LM loss in nats; where there is no head, error of the final hidden states).",
+        "(masked-LM loss in nats; where there is no head, error of the final hidden states). "
+        f"{_HALVES}",
         f"{str(replaced.BETTER).capitalize()}.",
         ("errors", "losses"),
         "Longformer's ablation (models trained so; dev BPC): growing 1.21, fixed 1.23, shrinking "
-        "1.24. Here trained models are cut down without further training. How fragile few windows "
-        "are: on mpnet and WikiText-103 the first two windows read “supported”, and the four that "
-        "were run after that look do not.",
+        "1.24. Here trained models are cut down without further training. The picture shows the "
+        "output error of single layers, which needs no choice and may order the splits otherwise "
+        "than the model's own number does.",
         "output error of the three splits, mean over layers and heads",
     ),
     Claim(
@@ -163,8 +173,8 @@ _ALL = (
         "A different dilation for each head helps",
         "output error, one dilation less one a head",
         "Output error of the best dilation of 1, 2, 4 for all heads less that of the best one for "
-        "each head, w = n/8; both are chosen on the other windows. Beside it: dilations 1, 2, 4 in "
-        "turn by the head's number, in the model itself.",
+        f"each head, w = n/8. {_HALVES} Beside it, in the model itself: what the best of 1, 2, 4 "
+        "for all heads, chosen likewise, costs more than 1, 2, 4 in turn by the head's number.",
         f"{str(replaced.BETTER).capitalize()}; for the choice, and for the turn. {_BOTH}",
         ("errors", "losses"),
         "Longformer trained with dilation on two heads: 1.20 against 1.21 BPC.",
@@ -248,7 +258,7 @@ _ALL = (
         ("errors", "losses"),
         "P_low needs P and its decomposition: it bounds what low rank can do, and is no way to "
         "save anything. Errors compound over layers in the model.",
-        "output error of P_low over k; line: .1",
+        "output error of P_low over k, on the first text of the summary; line: .1",
     ),
     Claim(
         "C16",

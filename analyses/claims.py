@@ -1,8 +1,9 @@
 """Which claims of the source hold, on which model and text, by which rule?
 
 Measures what the claims C1 to C16 need of every model on every text, keeps it by model and text,
-and writes the page of claims with its pictures from all that is there. What was measured with the
-same settings is not measured again, so that an interrupted command goes on.
+and writes the page of claims with its pictures from all that is there. What was measured on the
+same weights and tokens in the same way is not measured again, so that an interrupted command goes
+on.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from analyses._claims_measure import PARTS, Settings, measure, places
+from analyses._claims_kept import measure
+from analyses._claims_measure import PARTS
 from analyses._claims_page import counts
+from analyses._claims_places import FEWEST, WINDOWS, Amounts, places
 from analyses._claims_results import gather
 from analyses._claims_texts import CLAIMS, chosen
 from rankscope import terminal
@@ -29,12 +32,12 @@ def main(argv: Sequence[str]) -> None:
     claims = chosen(options.claim)
     if not options.page_only:
         needed = {part for claim in claims for part in claim.parts}
-        settings = Settings(
+        amounts = Amounts(
             options.length, options.windows, options.error_windows, options.loss_windows
         )
         options.data.mkdir(parents=True, exist_ok=True)
         models, corpora = options.model or ["builtin"], options.corpus or ["builtin"]
-        for place in places(models, corpora, settings, _command(settings)):
+        for place in places(models, corpora, amounts):
             parts = [part for part in PARTS if part in needed]
             path = measure(place, options.data, parts, options.overwrite)
             terminal.note(f"{path.name}: {', '.join(parts)}")
@@ -64,9 +67,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--claim", nargs="+", metavar="ID", help="these only, such as C1 C15")
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--windows", type=int, default=16, help="for spectra and attention mass")
-    parser.add_argument("--error-windows", type=int, default=8, help="for output errors")
-    parser.add_argument("--loss-windows", type=int, default=8, help="for the model itself")
+    usual = ", ".join(f"{count} up to {most} heads" for most, count in WINDOWS)
+    parser.add_argument(
+        "--windows",
+        type=int,
+        help=f"for spectra and attention mass; by default {usual}, beyond these {FEWEST}",
+    )
+    parser.add_argument(
+        "--error-windows",
+        type=int,
+        help="for output errors; by default the same, and half of it for random:NAME",
+    )
+    parser.add_argument(
+        "--loss-windows", type=int, help="for the model itself; by default as for output errors"
+    )
     parser.add_argument("--page-only", action="store_true", help="measure nothing")
     parser.add_argument("--measure-only", action="store_true", help="write no page")
     parser.add_argument(
@@ -75,13 +89,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, default=FIGURES / "data", help="folder of results")
     parser.add_argument("--page", type=Path, default=FIGURES / "claims.md")
     return parser
-
-
-def _command(settings: Settings) -> str:
-    """The command without this machine's paths; {model} and {corpus} are filled in later."""
-    length = f" --length {settings.length}" if settings.length != 512 else ""
-    return (
-        "python -m analyses claims --model {model} --corpus {corpus}"
-        f"{length} --windows {settings.windows} --error-windows {settings.error_windows} "
-        f"--loss-windows {settings.loss_windows}"
-    )

@@ -24,6 +24,7 @@ from rankscope.capture import capture
 from rankscope.controls import padded_attention, shortened
 from rankscope.engine.machine import usable_cores
 from rankscope.exceptions import UsageError
+from rankscope.labels import file_name
 from rankscope.linalg import singular_values
 from rankscope.models import LoadedModel, check_length, load
 from rankscope.rank import cumulative_ratio, energy_ratio, rank_at
@@ -66,8 +67,8 @@ def main(argv: Sequence[str]) -> None:
                 "model",
                 combine_attrs="drop_conflicts",
             )
-            name = f"length--{models[0].info.name}--{corpus.name}".replace(":", "-")
-            export(found, options.out / f"{name}.nc", overwrite=True)
+            name = f"length--{file_name(models[0].info.name)}--{file_name(corpus.name)}.nc"
+            export(found, options.out / name, overwrite=True)
             _print(found)
 
 

@@ -83,11 +83,12 @@ def _spectra(model: LoadedModel, corpus: Corpus, recipe: Recipe) -> xr.Dataset:
 
 def _kept(summary: xr.Dataset, folder: Path) -> xr.Dataset:
     """Write what is small enough to be committed."""
+    from rankscope.labels import file_name
     from rankscope.store.files import export
 
     kept = small(summary)
     names = (str(summary["model"].item()), str(summary["corpus"].item()))
-    name = f"low_rank--{names[0]}--{names[1]}.nc".replace(":", "-")
+    name = f"low_rank--{'--'.join(map(file_name, names))}.nc"
     export(kept, folder / name, overwrite=True)
     return kept
 

@@ -125,17 +125,15 @@ def _lengths(results: Results) -> Any:
     lines = {}
     for one in _shown(results, ("spectra",)):
         n = one.kept["spectra_length"].to_numpy().astype(np.float64)
-        k90 = one.kept["spectra_length_rank_90"].mean(("spectra_window", "layer", "head"))
-        lines[one.short] = (n, k90.to_numpy() / n)
+        lines[one.short] = (n, one.mean_over_heads("spectra", "length_rank_90") / n)
     return curves(lines, x="tokens n", y="k90(n) / n", doublings=True) if lines else None
 
 
 def _near(results: Results) -> Any:
     lines, n = {}, None
     for one in _shown(results, ("near",)):
-        mass = one.kept["near_mass"].sel(near_order="text").mean(("near_window", "layer", "head"))
         w = one.kept["near_w"].to_numpy().astype(np.float64)
-        lines[one.short] = (w, mass.to_numpy().astype(np.float64))
+        lines[one.short] = (w, one.mean_over_heads("near", "mass", near_order="text"))
         n = (w, one.kept["near_uniform"].to_numpy())
     if n is None:
         return None
@@ -155,8 +153,7 @@ def _low_rank(results: Results) -> Any:
     for one in _shown(results, ("errors",)):
         names = [str(name) for name in one.kept["errors_method"].to_numpy()]
         ks = sorted(int(name.rpartition("=")[2]) for name in names if name.startswith("truncated:"))
-        error = one.kept["errors_output"].sel(errors_rows="all")
-        error = error.mean(("errors_window", "layer", "head"))
+        error = one.mean_over_heads("errors", "output", errors_rows="all")
         values = [float(error[names.index(f"truncated:k={k}")]) for k in ks]
         lines[one.short] = (np.array(ks, dtype=np.float64), np.array(values))
     axes = {"x": "rank k", "y": "relative output error"}

@@ -18,6 +18,7 @@ from analyses._claims_rules import (
     Rule,
     Verdict,
     estimate,
+    of_the_model,
     paired,
     slopes,
     together,
@@ -71,6 +72,12 @@ def test_several_verdicts_make_one() -> None:
     assert together([(NO, ""), (NO, "")], "on x") == (NO, "")
     assert together([(YES, ""), (NO, "")], "on x") == (DEPENDS, "on x")
     assert together([(DEPENDS, "on y"), (DEPENDS, "on z")], "on x") == (DEPENDS, "on y")
+    # what is not decided is no contradiction
+    assert together([(YES, ""), (DEPENDS, "on z")], "on x") == (DEPENDS, "on z")
+    assert together([(NO, ""), (DEPENDS, "on z")], "on x") == (DEPENDS, "on z")
+    assert together([(YES, ""), (NO, ""), (DEPENDS, "on z")], "on x") == (DEPENDS, "on x")
+    assert of_the_model((DEPENDS, "on z")) == (DEPENDS, "on z, in the model")
+    assert of_the_model((NO, "")) == (NO, "")
 
 
 def test_estimates() -> None:
@@ -85,6 +92,10 @@ def test_estimates() -> None:
     assert str(one) == "1.000 [no interval]"
     assert str(estimate([math.nan], [0])) == "–"
     assert str(of(-0.25, -0.15)) == "−0.200 [−0.250, −0.150]"
+    # as many digits as the interval is worth
+    assert str(of(0.9, 0.9004)) == "0.9002 [0.9000, 0.9004]"
+    assert str(of(-1e-5, 3e-5)) == "0.00001 [−0.00001, 0.00003]"
+    assert str(of(0.5, 0.5 + 1e-12)) == "0.500 [0.500, 0.500]"
     many = estimate(np.arange(128) % 2, np.zeros(128))
     assert (many.value, many.units, many.unit) == (0.5, 32, "batches of windows")
 
@@ -220,19 +231,6 @@ FOUND = {**spectra.FOUND, **replaced.FOUND}
 def test_verdicts(claim: str, changes: dict[str, Any], verdict: Verdict) -> None:
     found = FOUND[claim](made(**changes))
     assert found.verdict == verdict, f"{found.number} {found.said()}"
-
-
-def test_dilations_are_chosen_on_other_windows() -> None:
-    # head 0 wants the first dilation, head 1 the second, in all windows but the last
-    errors = np.empty((2, 3, 1, 2))
-    errors[0, :, 0], errors[1, :, 0] = [0.1, 0.4], [0.3, 0.2]
-    one, each = replaced._held_out(errors)
-    assert one.tolist() == pytest.approx([0.25] * 3)
-    assert each.tolist() == pytest.approx([0.15] * 3)
-    errors[:, 2] = errors[::-1, 2]
-    # there the choice of the others is the worse one
-    assert replaced._held_out(errors)[1][2] == pytest.approx((0.3 + 0.4) / 2)
-    assert np.isnan(replaced._held_out(errors[:, :1])[0]).all()
 
 
 @pytest.mark.parametrize(("turn", "verdict"), [(0.1, DEPENDS), (0.3, NO)])

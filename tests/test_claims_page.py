@@ -14,8 +14,9 @@ import pytest
 
 from analyses import _claims_mathematics as mathematics
 from analyses import claims
-from analyses._claims_measure import Settings, file_name, places
+from analyses._claims_kept import data_file
 from analyses._claims_page import page, table
+from analyses._claims_places import Amounts, Settings, places
 from analyses._claims_results import gather
 from analyses._claims_texts import CLAIMS, chosen
 from figures import claims as drawing
@@ -49,10 +50,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_page(tmp_path: Path, quick: None) -> None:
     data = folder(tmp_path)
-    export(made(), data / file_name("builtin", "builtin"))
+    export(made(), data / data_file("builtin", "builtin"))
     rest = made(ratio=np.full((3, 2, 2), 0.95)).assign_attrs(model="random:new", corpus="imdb-test")
     rest.attrs.pop("part_losses")
-    export(rest, data / file_name("random:new", "imdb-test"))
+    rest.attrs["part_near"] = rest.attrs["part_near"].replace('"c"', '"d"')
+    export(rest, data / data_file("random:new", "imdb-test"))
     results = gather(data)
     text = page(results, "pictures", {"C1"})
     assert text.startswith("<!-- written by `python -m analyses claims`; do not edit -->")
@@ -65,6 +67,9 @@ def test_the_page(tmp_path: Path, quick: None) -> None:
     assert "0.900 [0.898, 0.902]<br>**supported**" in summary
     assert any("0.950" in line and "**not supported**" in line for line in lines)
     assert any(line.startswith("| [C15]") and "not run" in line for line in lines)
+    # parts that were measured by other commands say so
+    assert "| 3 / 3 / 3 / – | `c`; `d` | x 1 |" in text
+    assert "| 3 / 3 / 3 / 3 | `c` | x 1 |" in text
     assert '<img src="pictures/C1.png"' in text
     assert "pictures/C2.png" not in text
     assert "- MiniLM (6 × 12) on IMDB: all of it" in text
@@ -122,7 +127,7 @@ def test_the_command_from_end_to_end(
 
 def test_every_claim_has_a_picture(tmp_path: Path, quick: None) -> None:
     data = folder(tmp_path)
-    export(made(), data / file_name("builtin", "builtin"))
+    export(made(), data / data_file("builtin", "builtin"))
     results = gather(data)
     assert {*drawing.PICTURES} == {*CLAIMS, "figure1"}
     for name, make in drawing.PICTURES.items():
@@ -149,7 +154,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="too short"):
         Settings(length=8)
     with pytest.raises(RankscopeError, match="4096"):
-        list(places(["builtin"], ["builtin"], Settings(length=4096), ""))
+        list(places(["builtin"], ["builtin"], Amounts(length=4096)))
     assert [one.id for one in chosen(["c3", "C3", "C1"])] == ["C3", "C1"]
 
 
