@@ -93,3 +93,23 @@ def test_reading_and_cutting_a_large_text_is_told(
     shown = capsys.readouterr().err.splitlines()
     assert "reading text.txt" in shown
     assert "cutting text into windows: 0 million characters" in shown
+
+
+def test_finished_result_of_other_settings_names_them(place: Path, capsys: Any) -> None:
+    words = ["spectra", *TINY, "--length", "12", "--windows", "2", "--out", "run.nc"]
+    assert rankscope(*words) == 0
+    before = Path("run.nc").read_bytes()
+    assert rankscope(*words, "--driver", "svd") == 30
+    shown = capsys.readouterr().err
+    assert "run.nc exists, and is of other settings" in shown
+    assert "driver" in shown
+    assert "allow to overwrite it" in shown
+    assert Path("run.nc").read_bytes() == before
+
+
+def test_overlapping_windows_come_with_a_word_on_their_intervals(place: Path, capsys: Any) -> None:
+    words = ["spectra", *TINY, "--length", "12", "--windows", "2", "--out", "run.nc"]
+    assert rankscope(*words, "--mode", "overlap", "--overlap", "6") == 0
+    assert "windows share tokens" in capsys.readouterr().err
+    assert rankscope(*words[:-1], "packed.nc") == 0
+    assert "windows share tokens" not in capsys.readouterr().err

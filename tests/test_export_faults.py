@@ -223,3 +223,23 @@ def test_damaged_parts_of_folders_and_tables(tmp_path: Path) -> None:
         csv.write_text("".join(changed))
         with pytest.raises(StoreError, match=words):
             load(csv)
+
+
+def test_f21_no_flipped_bit_of_a_parquet_file_changes_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    data = curves(20, 3)
+    export(data, path)
+    whole = bytearray(path.read_bytes())
+    rng = np.random.default_rng(5)
+    refused = 0
+    for place in rng.integers(0, len(whole), 120):
+        flipped = whole.copy()
+        flipped[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(flipped)
+        try:
+            found = load(path)
+        except StoreError:
+            refused += 1
+        else:
+            assert found.identical(data)
+    assert refused > 60

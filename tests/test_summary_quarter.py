@@ -7,6 +7,7 @@ import pytest
 import xarray as xr
 
 from made_up import run_of
+from rankscope.exceptions import StoreError
 from rankscope.summary import summarise, table
 
 T_975 = 4.30265
@@ -91,3 +92,10 @@ def test_a_summary_from_before_is_read_where_it_says() -> None:
     (row,), (wanted,) = table(old), table(summary)
     assert row == wanted
     assert (row.index, row.mean) == (4, 0.75)
+
+
+def test_curves_that_are_cut_are_refused() -> None:
+    spectra = np.ones((2, 1, 1, 8))
+    run = run_of(spectra, n_tokens=[8, 8])
+    with pytest.raises(StoreError, match="the curves end at k = 2"):
+        summarise(run.isel(index=slice(0, 2)))

@@ -163,6 +163,8 @@ def compute(plan: Plan, model: LoadedModel, target: Path, running: Running, what
         terminal.note(
             f"{given.workers} workers of {given.threads} threads share {usable_cores()} cores"
         )
+    if plan.frame.sampling.overlap:
+        terminal.note("windows share tokens: intervals, which take them for apart, are too narrow")
     try:
         unit = "groups" if group_size(control_of(plan.schema.model)[0]) else "windows"
         with terminal.progress(label, unit) as progress:
@@ -177,7 +179,10 @@ def compute(plan: Plan, model: LoadedModel, target: Path, running: Running, what
                 memory_limit=limit,
             )
     except KeyboardInterrupt as stopped:
-        terminal.note(f"stopped; the same command goes on from {working_path(target)}")
+        if working_path(target).exists():
+            terminal.note(f"stopped; the same command goes on from {working_path(target)}")
+        else:
+            terminal.note("stopped before anything was stored; the same command begins anew")
         ended = isinstance(stopped, engine.Terminated)
         raise typer.Exit(TERMINATED if ended else INTERRUPTED) from None
 

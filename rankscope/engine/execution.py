@@ -155,7 +155,7 @@ def execute(
     with locked(target), terminable():
         for place in (target, working_path(target)):
             remove_leftovers(place)
-        if target.exists() and not overwrite and holds(target, plan.settings_hash):
+        if target.exists() and not overwrite and holds(target, plan):
             clear(working_path(target), plan)
             return asked
         check_target(target, attrs=plan.schema.attrs, overwrite=overwrite)

@@ -15,6 +15,7 @@ from rankscope.engine.plan import Plan
 from rankscope.exceptions import StoreError
 from rankscope.store import RunStore
 from rankscope.store.files import load
+from rankscope.store.schema import differences
 
 CHECK_LINES = 5.0
 """Seconds between two lines of a check of what is done."""
@@ -96,13 +97,27 @@ def _listed(numbers: Sequence[int]) -> str:
     return f"{shown} …" if len(numbers) > 8 else shown
 
 
-def holds(target: Path, wanted: str) -> bool:
-    """Whether the target already is the result of these very settings."""
+def holds(target: Path, plan: Plan) -> bool:
+    """Whether the target already is the result of these very settings.
+
+    Raises
+    ------
+    StoreError
+        If it is that of others, which are named, or no whole result.
+    """
     try:
         with load(target, lazy=True) as dataset:
-            return bool(dataset.attrs.get("settings_hash") == wanted)
+            stored = dataset.attrs.get("settings_hash")
+            known = json.loads(dataset.attrs.get("recipe_json", "null"))
     except StoreError as error:
         raise StoreError(
             f"{target} exists, and is no whole result: {error.cause}",
             "delete it, choose another name, or allow to overwrite it",
         ) from error
+    changed = differences(known, plan.settings) if known and stored != plan.settings_hash else []
+    if changed:
+        raise StoreError(
+            f"{target} exists, and is of other settings: {'; '.join(changed)}",
+            "use the same settings, choose another name, or allow to overwrite it",
+        )
+    return bool(stored == plan.settings_hash)

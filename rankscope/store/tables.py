@@ -9,6 +9,7 @@ written and read one sample at a time.
 from __future__ import annotations
 
 import csv
+import hashlib
 import itertools
 import json
 import os
@@ -27,6 +28,7 @@ from rankscope.store.layout import Layout, VariableLayout, as_text
 
 CSV_MARK = "# rankscope-csv 1 "
 PARQUET_KEY = b"rankscope"
+PARQUET_SUM = b"rankscope-sha256"
 
 # rows that are held in memory together, where one sample has fewer
 _PIECE_ROWS = 2**16
@@ -148,11 +150,12 @@ def write_parquet(dataset: xr.Dataset, layout: Layout, path: Path) -> None:
         name: pa.string() if one.is_text else pa.from_numpy_dtype(np.dtype(one.dtype))
         for name, one in layout.variables.items()
     }
+    described = layout.to_json(attrs=True).encode()
     schema = pa.schema(
         [(name, types[name]) for name in columns],
-        metadata={PARQUET_KEY: layout.to_json(attrs=True).encode()},
+        metadata={PARQUET_KEY: described, PARQUET_SUM: hashlib.sha256(described).hexdigest()},
     )
-    with pq.ParquetWriter(path, schema) as writer:
+    with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
         for piece in _pieces(layout):
             n_rows = prod(piece.shape)
             arrays = [
@@ -187,13 +190,16 @@ def read_parquet(path: Path) -> xr.Dataset:
     """
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
         metadata = file.schema_arrow.metadata or {}
         if PARQUET_KEY not in metadata:
             raise StoreError(
                 "it has no rankscope metadata: rankscope did not write it", "open it with pandas"
             )
-        layout = Layout.from_json(metadata[PARQUET_KEY].decode())
+        described = metadata[PARQUET_KEY]
+        if metadata.get(PARQUET_SUM, b"").decode() != hashlib.sha256(described).hexdigest():
+            raise StoreError("its description does not fit its checksum", "write it again")
+        layout = Layout.from_json(described.decode())
         arrays = _empty(layout)
         todo = [*_pieces(layout)]
         if len(todo) != file.num_row_groups:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.exceptions import StoreError
 from rankscope.summary.units import Array, Floats
 
 
@@ -102,6 +103,11 @@ def side_by_side(ratios: Floats, sizes: Array, good: Array, fractions: Floats) -
         usable matrix.
     """
     *shape, n = ratios.shape
+    if sizes.size and int(sizes.max()) > n:
+        raise StoreError(
+            f"the curves end at k = {n}, and a window has {int(sizes.max())} tokens",
+            "give the run with its whole index; layers, heads and windows may be selected",
+        )
     f = fractions.size
     values = np.empty((*shape[:-1], 2 * (n + 1 + f)))
     over_k = values[..., : 2 * (n + 1)].reshape(*shape, n + 1)
