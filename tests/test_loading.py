@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from folders import QUERY, TINY, add_tokenizer, rewrite
-from rankscope.exceptions import IncompleteWeights
+from rankscope.exceptions import IncompleteWeights, ModelError
 from rankscope.models import load
 
 
@@ -136,3 +136,19 @@ def test_rotary_frequencies_keep_their_precision(tmp_path: Path, dtype: str) -> 
         with torch.no_grad():
             hidden = model(torch.tensor([[0, 5, 2]])).last_hidden_state
         assert hidden.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [("num_attention_heads", 5, "not a multiple"), ("hidden_act", "foo", "foo")],
+)
+def test_f17_impossible_configuration_is_not_blamed_on_the_weights(
+    masked_lm: Path, name: str, value: object, fault: str
+) -> None:
+    file = masked_lm / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    with pytest.raises(ModelError) as caught:
+        load(str(masked_lm))
+    assert fault in caught.value.cause
+    assert "model.safetensors" not in caught.value.cause
+    assert "config.json" in str(caught.value.remedy)

@@ -197,10 +197,7 @@ def draw(
                 # a pooling layer may be in one of them alone
                 model.base_model.load_state_dict(base.state_dict(), strict=False)
     except Exception as error:
-        raise ModelError(
-            f"transformers cannot build {name}: {str(error).strip() or error!r}",
-            "check the values in its config.json",
-        ) from error
+        raise _not_built(name, str(error).strip() or repr(error)) from error
     # Parameters only: rotary frequencies and the like stay in float32, as in a loaded model.
     for parameter in model.parameters():
         if parameter.is_floating_point():
@@ -301,12 +298,32 @@ def _from_file(
                 **({} if head else _without_pooling(config)),
             )
     except Exception as error:
+        if fault := _fault_of(config):
+            raise _not_built(str(weights.entry.parent), fault) from error
         raise ModelError(
             f"transformers cannot load {weights.entry} "
             f"({weights.entry.stat().st_size} bytes): {str(error).strip() or error!r}",
             remedy,
         ) from error
     return model, report
+
+
+def _fault_of(config: PreTrainedConfig) -> str:
+    """Why a configuration gives no model, whatever the weights; empty if it does."""
+    import torch
+
+    try:
+        with quiet(), torch.device("meta"):
+            _class(None).from_config(config)
+    except Exception as error:
+        return str(error).strip() or repr(error)
+    return ""
+
+
+def _not_built(name: str, fault: str) -> ModelError:
+    return ModelError(
+        f"transformers cannot build {name}: {fault}", "check the values in its config.json"
+    )
 
 
 def _class(head: Head | None) -> Any:
