@@ -116,6 +116,7 @@ def test_controls_do_not_depend_on_who_computes_them(
     "changes",
     [
         {"control": "noise"},
+        {"control": "padded-12"},
         {"control": "padded-13"},
         {"control": "padded-0"},
         {"control": "padded-7", "special": "drop"},

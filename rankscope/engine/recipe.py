@@ -104,9 +104,10 @@ class Recipe(Sampling):
                 f"{self.windows} windows make no group of {mean}",
                 f"ask for {mean} windows at least, or for means of fewer",
             )
-        if padded is not None and not 1 <= padded <= self.length:
+        if padded is not None and not 1 <= padded < self.length:
             raise UsageError(
-                f"{padded} tokens cannot be padded to {self.length}", "pad fewer tokens"
+                f"{padded} tokens cannot be padded to {self.length}",
+                "pad fewer, at least 1",
             )
         if padded is not None and self.special != "keep":
             raise UsageError("padding is a control with all special tokens", "use special=keep")
