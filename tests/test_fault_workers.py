@@ -45,6 +45,14 @@ def whole(place: Path, windows_by_themselves: None) -> xr.Dataset:
     return load("whole.nc")
 
 
+def is_worker(process: psutil.Process) -> bool:
+    """Whether a child is a worker; others, which a library asks something, may just have ended."""
+    try:
+        return "spawn_main" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
 def signalled(number: int, windows: int) -> tuple[int, str]:
     """Exit status and error stream of a run whose whole group gets a signal.
 
@@ -60,7 +68,7 @@ def signalled(number: int, windows: int) -> tuple[int, str]:
         main = psutil.Process(running.pid)
         workers: list[psutil.Process] = []
         while running.poll() is None:
-            workers = [one for one in main.children() if "spawn_main" in " ".join(one.cmdline())]
+            workers = [one for one in main.children() if is_worker(one)]
             stored = len([*(working_path("run.nc") / "status").glob("c.*")])
             if len(workers) == 2 and stored >= windows:
                 break

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from math import inf
@@ -20,6 +22,7 @@ import xarray as xr
 
 from rankscope import linalg
 from rankscope.engine import Recipe, Resources, SpectraPlan, execute
+from rankscope.engine.crew import _no_interrupt
 from rankscope.engine.work import device_of
 from rankscope.exceptions import MethodError, UsageError, WorkerError
 from rankscope.models import LoadedModel
@@ -253,6 +256,7 @@ def test_f19_f21_killed_at_20_random_moments_equals_uninterrupted(
 
 SCRIPT = """
 import sys
+import threading
 from pathlib import Path
 from rankscope.engine import Resources, Recipe, SpectraPlan, execute, frame
 from rankscope.models import load
@@ -293,3 +297,24 @@ def test_workers_end_with_a_killed_main_process_and_its_lock_is_free(
         pass
     assert not lock_path(target).exists()
     assert working_path(target).is_dir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_waits_until_a_worker_has_been_started(number: signal.Signals) -> None:
+    seen: list[str] = []
+    before = signal.signal(number, lambda *_: seen.append("told"))
+    try:
+        with _no_interrupt():
+            # another thread of the process takes a signal that the main one blocks
+            sender = threading.Thread(target=os.kill, args=(os.getpid(), number))
+            sender.start()
+            sender.join()
+            time.sleep(0.05)
+            seen.append("started")
+        deadline = time.monotonic() + 10
+        while len(seen) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert seen == ["started", "told"]
+        assert callable(signal.getsignal(number))
+    finally:
+        signal.signal(number, before)

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -244,19 +245,31 @@ class Processes(Crew):
 
 @contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """Processes that are started meanwhile never see an interrupt from the keyboard.
+    """Hold back an interrupt from the keyboard, and SIGTERM, while a worker is started.
 
-    It reaches the whole group, and would end a worker that is still importing with a traceback;
-    this process gets it when the context is closed.
+    An interrupt reaches the whole group, and would end a worker that is still importing with a
+    traceback; here it would cut what the worker is told, to the same end. This process gets it when
+    the context is closed.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    held: list[int] = []
+    handlers = {}
+    # blocking alone is not enough: the signal is then given to any other thread of the process
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(known := signal.getsignal(number)):
+                handlers[number] = known
+                signal.signal(number, lambda number, _frame: held.append(number))
+    blocks = hasattr(signal, "pthread_sigmask")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else set()
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, known in handlers.items():
+            signal.signal(number, known)
+        if blocks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for one in held:
+            signal.raise_signal(one)
 
 
 def serve(pipe: Connection, job: bytes, number: int) -> None:
