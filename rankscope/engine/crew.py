@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -260,6 +261,9 @@ def _no_interrupt() -> Iterator[None]:
                 handlers[number] = known
                 signal.signal(number, lambda number, _frame: held.append(number))
     blocks = hasattr(signal, "pthread_sigmask")
+    if blocks:
+        # started with the first worker otherwise, it would let the interrupt through again
+        resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else set()
     try:
         yield
